@@ -1,0 +1,45 @@
+"""crispseg: sharp semantic segmentation of remote sensing imagery with CRISP.
+
+    import crispseg
+    model = crispseg.create_model("crisp_tiny", num_classes=6)
+    logits = model.eval()(images)          # (B, bands, H, W) -> (B, classes, H, W)
+
+Nothing heavy is imported here: each name below is fetched from its room when first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_ROOMS = {
+    "create_model": "crispseg.models.registry",
+    "list_models": "crispseg.models.registry",
+    "create_backbone": "crispseg.models.vssd",
+    "list_backbones": "crispseg.models.vssd",
+    "load_vssd_checkpoint": "crispseg.models.vssd_checkpoint",
+    "load": "crispseg.models.folder",
+    "UserError": "crispseg.errors",
+}
+__all__ = ["__version__", *_ROOMS]
+
+if TYPE_CHECKING:
+    from crispseg.errors import UserError as UserError
+    from crispseg.models.folder import load as load
+    from crispseg.models.registry import create_model as create_model
+    from crispseg.models.registry import list_models as list_models
+    from crispseg.models.vssd import create_backbone as create_backbone
+    from crispseg.models.vssd import list_backbones as list_backbones
+    from crispseg.models.vssd_checkpoint import load_vssd_checkpoint as load_vssd_checkpoint
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ROOMS:
+        raise AttributeError(f"module 'crispseg' has no attribute {name!r}")
+    return getattr(importlib.import_module(_ROOMS[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

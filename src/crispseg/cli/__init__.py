@@ -1,0 +1,1 @@
+"""The `crisp` command: one file per verb, each with `add_arguments(parser)` and `run(args) -> int | None`."""

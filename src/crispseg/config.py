@@ -1,0 +1,162 @@
+"""Configs are frozen dataclasses. This builds them from mappings, YAML files and `dotted.key=value` words.
+
+Kept to dataclasses and PyYAML so that training runs on machines that have little else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from crispseg.errors import UserError, unknown
+
+T = TypeVar("T")
+
+
+def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
+    """Make a (possibly nested) dataclass from plain values; an unknown key or a wrong type is a UserError."""
+    hints = typing.get_type_hints(cls)
+    names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    made: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in names:
+            raise unknown("config key", f"{where}{key}", [f"{where}{name}" for name in names])
+        made[key] = _convert(hints[key], value, f"{where}{key}")
+    missing = [
+        field.name
+        for field in dataclasses.fields(cls)  # type: ignore[arg-type]
+        if field.default is dataclasses.MISSING
+        and field.default_factory is dataclasses.MISSING
+        and field.name not in made
+    ]
+    if missing:
+        raise UserError(f"config key {where}{missing[0]} is required and not given")
+    return cls(**made)
+
+
+def to_dict(config: Any) -> Any:
+    """The plain values of a config, ready for YAML or JSON; `build` takes them back."""
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        return {f.name: to_dict(getattr(config, f.name)) for f in dataclasses.fields(config)}
+    if isinstance(config, Mapping):
+        return {str(key): to_dict(value) for key, value in config.items()}
+    if isinstance(config, list | tuple):
+        return [to_dict(value) for value in config]
+    return str(config) if isinstance(config, Path) else config
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """A YAML file's mapping; `base: other.yaml` (relative to it) is read first and overridden."""
+    import yaml
+
+    path = Path(path)
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"no config file {path}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise UserError(f"{path} must hold `key: value` lines")
+    base = values.pop("base", None)
+    return values if base is None else merge(read_yaml(path.parent / base), values)
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with `over` laid on top, mapping by mapping."""
+    result = dict(base)
+    for key, value in over.items():
+        both_nested = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
+        result[key] = merge(result[key], value) if both_nested else value
+    return result
+
+
+def parse_overrides(words: Iterable[str]) -> dict[str, Any]:
+    """`["train.steps=100", "seed=1"]` as a nested mapping; values are read as YAML."""
+    import yaml
+
+    result: dict[str, Any] = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals or not key:
+            raise UserError(f"expected key=value, got {word!r}")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise UserError(f"the value of {key} is not valid YAML: {text!r}") from error
+        for part in reversed(key.split(".")):
+            value = {part: value}
+        result = merge(result, value)
+    return result
+
+
+def _convert(hint: Any, value: Any, where: str) -> Any:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return value
+    if origin in (typing.Union, types.UnionType):
+        return _convert_union(args, value, where)
+    if origin is typing.Literal:
+        if value not in args:
+            raise UserError(f"{where} must be one of {', '.join(map(str, args))}, not {value!r}")
+        return value
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        if isinstance(value, hint):
+            return value
+        if not isinstance(value, Mapping):
+            raise UserError(f"{where} must be a mapping of settings, not {value!r}")
+        return build(hint, value, f"{where}.")
+    if origin in (tuple, list):
+        return _convert_sequence(origin, args, value, where)
+    if origin is dict:
+        if not isinstance(value, Mapping):
+            raise UserError(f"{where} must be a mapping, not {value!r}")
+        return {key: _convert(args[1], item, f"{where}.{key}") for key, item in value.items()}
+    return _convert_scalar(hint, value, where)
+
+
+def _convert_union(args: tuple[Any, ...], value: Any, where: str) -> Any:
+    if value is None and type(None) in args:
+        return None
+    problems = []
+    for option in args:
+        if option is type(None):
+            continue
+        try:
+            return _convert(option, value, where)
+        except UserError as error:
+            problems.append(error)
+    raise problems[-1]
+
+
+def _convert_sequence(origin: type, args: tuple[Any, ...], value: Any, where: str) -> Any:
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise UserError(f"{where} must be a list, not {value!r}")
+    items = list(value)
+    if origin is tuple and args and args[-1] is not Ellipsis:
+        if len(items) != len(args):
+            raise UserError(f"{where} must have {len(args)} values, not {len(items)}")
+        hints = list(args)
+    else:
+        hints = [args[0] if args else Any] * len(items)
+    return origin(_convert(h, item, f"{where}[{i}]") for i, (h, item) in enumerate(zip(hints, items, strict=True)))
+
+
+def _convert_scalar(hint: Any, value: Any, where: str) -> Any:
+    if hint is float and isinstance(value, int | float | str) and not isinstance(value, bool):
+        try:
+            return float(value)  # YAML reads 6e-5 as text
+        except ValueError:
+            pass
+    elif hint is Path and isinstance(value, str | Path):
+        return Path(value)
+    elif isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
+        return value
+    raise UserError(f"{where} must be {_PLAIN_NAMES.get(hint, hint)}, not {value!r}")
+
+
+_PLAIN_NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false", Path: "a path"}

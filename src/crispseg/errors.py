@@ -1,0 +1,23 @@
+"""The one exception for things the user can mend; the command prints it as a sentence, without a traceback."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """What was wrong, where, and what to do, in words meant for the user."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint such as `; did you mean 'tree'?`, or an empty string when nothing is close."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
+    """The error for a name that is not one of `known`, with the nearest one suggested."""
+    known = list(known)
+    hint = nearest(name, known) or f"; known: {', '.join(known)}"
+    return UserError(f"unknown {kind} {name!r}{hint}")

@@ -1,0 +1,102 @@
+"""What training minimises: cross-entropy, Dice, auxiliary heads, and the prototypes' two regularisers.
+
+Every term is finite, with zero gradient, when a batch holds only ignored pixels.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from crispseg.models.base import Output
+
+IGNORE = 255
+
+
+@dataclasses.dataclass(frozen=True)
+class LossConfig:
+    smoothing: float = 0.0  # label smoothing of the cross-entropy
+    dice: float = 0.0  # weight of the Dice term
+    auxiliary: float = 0.4  # weight of each auxiliary head's cross-entropy
+    orth: float = 0.1  # weight of L_orth
+    margin: float = 0.1  # weight of L_margin
+    delta: float = 0.5  # margin between class means: cosines above 1 - delta are penalised
+    mean_over: Literal["valid", "all"] = "valid"  # "all" keeps ignored pixels in the mean, as some recipes do
+    class_weights: tuple[float, ...] | None = None
+
+
+def cross_entropy(
+    logits: Tensor,
+    target: Tensor,
+    smoothing: float = 0.0,
+    weight: Tensor | None = None,
+    mean_over: Literal["valid", "all"] = "valid",
+) -> Tensor:
+    """Label-smoothed cross-entropy of (B, C, H, W) logits; ignored pixels give nothing."""
+    total = functional.cross_entropy(
+        logits.float(), target, weight=weight, ignore_index=IGNORE, label_smoothing=smoothing, reduction="sum"
+    )
+    if mean_over == "all":
+        return total / target.numel()
+    valid = target != IGNORE
+    count = valid.sum() if weight is None else weight[target[valid]].sum()
+    return total / count.clamp(min=torch.finfo(torch.float32).tiny if weight is not None else 1)
+
+
+def dice_loss(logits: Tensor, target: Tensor, smooth: float = 0.05, eps: float = 1e-7) -> Tensor:
+    """1 - Dice per class over the whole batch, zero for classes without a true pixel, averaged over all classes."""
+    classes = logits.shape[1]
+    valid = (target != IGNORE)[:, None]
+    probabilities = logits.float().softmax(1) * valid
+    truth = functional.one_hot(target.masked_fill(target == IGNORE, 0), classes).movedim(-1, 1) * valid
+    intersection = (probabilities * truth).sum((0, 2, 3))
+    cardinality = (probabilities + truth).sum((0, 2, 3))
+    score = (2 * intersection + smooth) / (cardinality + smooth).clamp(min=eps)
+    present = truth.sum((0, 2, 3)) > 0
+    return ((1 - score) * present).mean()
+
+
+def orthogonality_loss(prototypes: Tensor) -> Tensor:
+    """L_orth: mean over batch, class and ordered pairs k != l of |<P_k, P_l>|; prototypes (B, C, K, d) normalised."""
+    count = prototypes.shape[2]
+    if count == 1:
+        return prototypes.sum() * 0.0
+    gram = prototypes @ prototypes.transpose(-1, -2)  # (B, C, K, K)
+    off_diagonal = 1 - torch.eye(count, device=gram.device, dtype=gram.dtype)
+    return (gram.abs() * off_diagonal).sum((-1, -2)).mean() / (count * (count - 1))
+
+
+def margin_loss(prototypes: Tensor, delta: float) -> Tensor:
+    """L_margin: mean over batch of sum over ordered pairs c != c' of relu(<m_c, m_c'> - (1 - delta)),
+    m_c the normalised mean of class c's prototypes."""
+    means = functional.normalize(prototypes.mean(2), dim=-1)  # (B, C, d)
+    gram = means @ means.transpose(-1, -2)
+    off_diagonal = 1 - torch.eye(gram.shape[-1], device=gram.device, dtype=gram.dtype)
+    return (functional.relu(gram - (1 - delta)) * off_diagonal).sum((-1, -2)).mean()
+
+
+def segmentation_loss(output: Output, target: Tensor, config: LossConfig) -> dict[str, Tensor]:
+    """The terms that apply to this output and, under "total", their weighted sum."""
+    weight = None
+    if config.class_weights is not None:
+        weight = torch.tensor(config.class_weights, device=output.logits.device)
+    terms = {"seg": cross_entropy(output.logits, target, config.smoothing, weight, config.mean_over)}
+    total = terms["seg"]
+    if config.dice:
+        terms["dice"] = dice_loss(output.logits, target)
+        total = total + config.dice * terms["dice"]
+    if output.aux and config.auxiliary:
+        losses = [cross_entropy(x, target, config.smoothing, weight, config.mean_over) for x in output.aux]
+        terms["aux"] = torch.stack(losses).sum()
+        total = total + config.auxiliary * terms["aux"]
+    if output.prototypes is not None and config.orth:
+        terms["orth"] = orthogonality_loss(output.prototypes)
+        total = total + config.orth * terms["orth"]
+    if output.prototypes is not None and config.margin:
+        terms["margin"] = margin_loss(output.prototypes, config.delta)
+        total = total + config.margin * terms["margin"]
+    return {**terms, "total": total}

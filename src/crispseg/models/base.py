@@ -1,0 +1,52 @@
+"""What every segmentation model in the house shares: its name, its card, and the shape of its output."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelInfo:
+    """The model card's facts. `mean` and `std` are per band, in the units of the raw pixels."""
+
+    classes: tuple[str, ...] = ()
+    palette: tuple[tuple[int, int, int], ...] = ()
+    bands: tuple[str, ...] = ()
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    resolution: float | None = None  # metres per pixel the model was trained at
+    training_data: str = ""
+    licence: str = ""
+    scores: dict[str, Any] = dataclasses.field(default_factory=dict)
+    notes: str = ""
+
+
+class Output(NamedTuple):
+    """What a model returns in training mode; in evaluation mode it returns the logits alone."""
+
+    logits: Tensor  # (B, classes, H, W)
+    aux: tuple[Tensor, ...] = ()  # logits of auxiliary heads, each (B, classes, H, W)
+    prototypes: Tensor | None = None  # (B, classes, K, d), L2-normalised
+
+
+class SegmentationModel(nn.Module):
+    """Maps (B, bands, H, W) to logits (B, classes, H, W) in evaluation mode, to an Output in training mode.
+
+    `create_model` fills in `name`, `options` and the sizes; `info` is the model card.
+    """
+
+    name: str = ""
+    num_classes: int = 0
+    in_channels: int = 0
+    options: dict[str, Any]
+    info: ModelInfo
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write config.json, model.safetensors and README.md (the model card); `crispseg.load` reads them."""
+        from crispseg.models.folder import save
+
+        save(self, folder)

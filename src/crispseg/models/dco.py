@@ -1,0 +1,65 @@
+"""The Duality Calibration Operator's gates: four small vectors per block, read by `crispseg.ops`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from crispseg import config as configs
+from crispseg.ops.spec import Gates, Readout, Skip
+
+RESIDUAL_FLOOR = 1e-4
+
+
+@dataclasses.dataclass(frozen=True)
+class DCOConfig:
+    """Each of the three steps switches by itself; `residual_readout` and `skip` are explained in `ops.Rule`."""
+
+    residual: bool = True  # step 2: inject the duality error
+    highpass: bool = True  # step 3: amplify what differs from the mean over tokens
+    rebalance: bool = True  # step 4: weigh the mean against what varies, per channel
+    residual_readout: Readout = "row"
+    skip: Skip = "after"
+    init: float = 0.01
+
+    @property
+    def enabled(self) -> bool:
+        return self.residual or self.highpass or self.rebalance
+
+
+def dco_config(value: bool | Mapping[str, Any] | DCOConfig) -> DCOConfig:
+    """True is all steps, False none; a mapping sets fields."""
+    if isinstance(value, DCOConfig):
+        return value
+    if isinstance(value, bool):
+        return DCOConfig(residual=value, highpass=value, rebalance=value)
+    return configs.build(DCOConfig, value, "dco.")
+
+
+class DCO(nn.Module):
+    """Holds lambda, omega in R^H and s, t in R^P. omega, s and t act through tanh, which bounds them to (-1, 1):
+    so (1 + omega), (1 + s) and (1 + t) stay positive and calibration can never turn a feature around."""
+
+    def __init__(self, heads: int, head_width: int, config: DCOConfig) -> None:
+        super().__init__()
+        self.config = config
+
+        def gate(size: int, used: bool) -> nn.Parameter | None:
+            return nn.Parameter(torch.full((size,), config.init)) if used else None
+
+        self.lambda_ = gate(heads, config.residual)
+        self.omega = gate(heads, config.highpass)
+        self.s = gate(head_width, config.rebalance)
+        self.t = gate(head_width, config.rebalance)
+
+    def gates(self) -> Gates:
+        return Gates(
+            residual=None if self.lambda_ is None else RESIDUAL_FLOOR + self.lambda_.float(),
+            omega=None if self.omega is None else torch.tanh(self.omega.float()),
+            s=None if self.s is None else torch.tanh(self.s.float()),
+            t=None if self.t is None else torch.tanh(self.t.float()),
+        )

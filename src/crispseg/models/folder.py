@@ -1,0 +1,138 @@
+"""A released model is a folder: config.json, model.safetensors and README.md (the model card)."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from crispseg import __version__
+from crispseg import config as configs
+from crispseg.errors import UserError
+from crispseg.files import replacing, write_json, write_text
+from crispseg.models.base import ModelInfo, SegmentationModel
+from crispseg.models.registry import create_model
+from crispseg.models.weights import read_weights
+
+FORMAT = 1
+CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+
+
+def save(model: SegmentationModel, folder: str | os.PathLike[str]) -> None:
+    """Write the model's folder; each file appears whole or not at all, config.json last."""
+    from safetensors.torch import save_file
+
+    folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file; a model is saved as a folder")
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    with replacing(folder / WEIGHTS) as aside:
+        save_file(tensors, aside)
+    write_text(folder / CARD, model_card(model))
+    write_json(
+        folder / CONFIG,
+        {
+            "format": FORMAT,
+            "crispseg": __version__,
+            "name": model.name,
+            "num_classes": model.num_classes,
+            "in_channels": model.in_channels,
+            "options": configs.to_dict(model.options),
+            "info": configs.to_dict(model.info),
+        },
+    )
+
+
+def load(
+    folder: str | os.PathLike[str], num_classes: int | None = None, device: str | torch.device = "cpu"
+) -> SegmentationModel:
+    """The model saved in `folder`, in evaluation mode. `num_classes` says how many the caller expects."""
+    folder = Path(folder)
+    config = _read_config(folder)
+    if num_classes is not None and num_classes != config["num_classes"]:
+        raise UserError(f"the model in {folder} has {config['num_classes']} classes, not {num_classes}")
+    model = create_model(config["name"], config["num_classes"], config["in_channels"], **config["options"])
+    model.info = configs.build(ModelInfo, config["info"], "info.")
+    weights = read_weights(folder / WEIGHTS)
+    _check_fit(model, weights, folder)
+    model.load_state_dict(weights)
+    return model.to(device).eval()
+
+
+def model_card(model: SegmentationModel) -> str:
+    """The card as Markdown; what is not known is left out."""
+    info = model.info
+    parameters = sum(p.numel() for p in model.parameters())
+    lines = [
+        f"# {model.name}",
+        "",
+        f"Semantic segmentation, {parameters / 1e6:.2f} M parameters, crispseg {__version__}.",
+    ]
+    lines += ["", "```python", "import crispseg", "model = crispseg.load(FOLDER)", "```", ""]
+    facts = {
+        "Classes": ", ".join(info.classes) or str(model.num_classes),
+        "Bands": ", ".join(info.bands) or str(model.in_channels),
+        "Normalisation": _normalisation(info),
+        "Resolution": f"{info.resolution} m per pixel" if info.resolution else "",
+        "Training data": info.training_data,
+        "Licence": info.licence,
+    }
+    lines += [f"- {what}: {value}" for what, value in facts.items() if value]
+    if info.scores:
+        lines += ["", "## Scores", "", *_score_lines(info.scores)]
+    if info.notes:
+        lines += ["", "## Notes", "", info.notes]
+    return "\n".join(lines) + "\n"
+
+
+def _normalisation(info: ModelInfo) -> str:
+    if not info.mean:
+        return ""
+    return f"mean {', '.join(f'{x:g}' for x in info.mean)}; std {', '.join(f'{x:g}' for x in info.std)}"
+
+
+def _score_lines(scores: dict[str, Any]) -> list[str]:
+    return [
+        f"- {name}: {value:.4f}" if isinstance(value, float) else f"- {name}: {value}" for name, value in scores.items()
+    ]
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / CONFIG
+    if not path.is_file():
+        raise UserError(f"{folder} is not a model folder: it has no {CONFIG}")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        version = int(config["format"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is damaged: {error}") from error
+    if version > FORMAT:
+        raise UserError(
+            f"{folder} was saved by crispseg {config.get('crispseg', '?')} in a newer format ({version}; "
+            f"this version reads up to {FORMAT}); upgrade crispseg"
+        )
+    missing = [key for key in ("name", "num_classes", "in_channels", "options", "info") if key not in config]
+    if missing:
+        raise UserError(f"{path} is damaged: it lacks {', '.join(missing)}")
+    return config
+
+
+def _check_fit(model: SegmentationModel, weights: dict[str, torch.Tensor], folder: Path) -> None:
+    ours = model.state_dict()
+    absent = [name for name in ours if name not in weights]
+    extra = [name for name in weights if name not in ours]
+    if absent or extra:
+        names = ", ".join((absent or extra)[:3])
+        raise UserError(
+            f"{folder / WEIGHTS} and {CONFIG} do not belong together: {len(absent)} tensors are missing and "
+            f"{len(extra)} are unknown, e.g. {names}"
+        )
+    for name, tensor in ours.items():
+        if weights[name].shape != tensor.shape:
+            raise UserError(
+                f"{folder / WEIGHTS} and {CONFIG} do not belong together: {name} is {tuple(weights[name].shape)} in "
+                f"the file, but {model.num_classes} classes and {model.in_channels} bands make it {tuple(tensor.shape)}"
+            )

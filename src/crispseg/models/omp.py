@@ -1,0 +1,243 @@
+"""The Orthogonal Multi-Prototype (OMP) head: each class is several orthogonal prototypes made from the image.
+
+features -> neck -> pixel map; features -> dynamic class tokens; tokens and pixels attend each other; a hyper-network
+turns each token into K prototypes; a pixel's score for a class is its best cosine among that class's prototypes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from crispseg.errors import UserError
+from crispseg.models.layers import ConvNorm, resize
+from crispseg.ops.spec import without_autocast
+
+
+@dataclasses.dataclass(frozen=True)
+class OMPConfig:
+    """The paper gives the head's steps but not its sizes; `neck` picks one of the two readings that fit its counts,
+    and with it the defaults (None below) of the four fields it brings along."""
+
+    neck: Literal["concat", "topdown"] = "topdown"
+    prototypes: int = 3  # K
+    dim: int = 256
+    attention_heads: int = 8
+    candidates: int = 4  # M: entries of the bank that a class token is mixed from
+    layers: int | None = None  # of two-way attention: 3 or 2
+    hyper: Literal["shared", "per_class"] | None = None
+    descriptor_dim: int | None = None  # d_h: 64 or 256
+    descriptor_stride: Literal[2, 4] | None = None
+    mlp_dim: int | None = None  # of the token MLP; 8 x dim
+    logit_scale: float = 10.0  # start of the learned temperature of the cosines
+
+    def resolved(self) -> OMPConfig:
+        """The config with no None left."""
+        concat = self.neck == "concat"
+        return dataclasses.replace(
+            self,
+            layers=self.layers or (3 if concat else 2),
+            hyper=self.hyper or ("shared" if concat else "per_class"),
+            descriptor_dim=self.descriptor_dim or (self.dim // 4 if concat else self.dim),
+            descriptor_stride=self.descriptor_stride or (2 if concat else 4),
+            mlp_dim=self.mlp_dim or 8 * self.dim,
+        )
+
+
+class Matched(NamedTuple):
+    logits: Tensor  # (B, classes, h, w) at the descriptors' stride
+    prototypes: Tensor  # (B, classes, K, d_h), L2-normalised
+    allocation: Tensor | None  # (B, classes, h, w) index of the winning prototype, when asked for
+
+
+class ConcatNeck(nn.Module):
+    """A linear map from each stage, all resized to stride 4, concatenated and mixed."""
+
+    def __init__(self, widths: Sequence[int], dim: int) -> None:
+        super().__init__()
+        self.lateral = nn.ModuleList(nn.Conv2d(width, dim, 1) for width in widths)
+        self.mix = nn.Conv2d(len(widths) * dim, dim, 1, bias=False)
+
+    def forward(self, features: Sequence[Tensor]) -> Tensor:
+        size = features[0].shape[-2:]
+        first, *deeper = (lateral(x) for lateral, x in zip(self.lateral, features, strict=True))
+        return self.mix(torch.cat([first, *(resize(x, size) for x in deeper)], dim=1))
+
+
+class TopDownNeck(nn.Module):
+    """A convolution from each stage, added from the deepest up, and one 3x3 convolution at stride 4."""
+
+    def __init__(self, widths: Sequence[int], dim: int) -> None:
+        super().__init__()
+        self.lateral = nn.ModuleList(ConvNorm(width, dim, 1) for width in widths)
+        self.mix = ConvNorm(dim, dim, 3)
+
+    def forward(self, features: Sequence[Tensor]) -> Tensor:
+        maps = [lateral(x) for lateral, x in zip(self.lateral, features, strict=True)]
+        x = maps[-1]
+        for finer in reversed(maps[:-1]):
+            x = finer + resize(x, finer.shape[-2:])
+        return self.mix(x)
+
+
+class DynamicTokens(nn.Module):
+    """Class tokens as content-adaptive mixtures over a learned bank: |C| x M candidates, weighted by the image."""
+
+    def __init__(self, in_width: int, num_classes: int, dim: int, candidates: int) -> None:
+        super().__init__()
+        half = dim // 2
+        self.candidates = candidates
+        self.embedding = nn.Parameter(torch.empty(num_classes, dim))
+        nn.init.trunc_normal_(self.embedding, std=1.0)
+        self.expand = nn.Linear(dim, candidates * dim)
+        self.reduce = nn.Linear(in_width, dim)
+        self.from_max = nn.Linear(half, half)
+        self.from_mean = nn.Linear(half, half)
+        self.weigh = nn.Sequential(
+            nn.Linear(2 * half, 2 * dim), nn.ReLU(), nn.Linear(2 * dim, num_classes * candidates)
+        )
+
+    def forward(self, feature: Tensor) -> Tensor:
+        """The deepest feature map (B, C, h, w) -> tokens (B, classes, dim)."""
+        bank = self.expand(self.embedding).unflatten(-1, (self.candidates, -1))  # (classes, M, dim)
+        return torch.einsum("bcm,cmd->bcd", self.weights(feature).to(bank.dtype), bank)
+
+    def weights(self, feature: Tensor) -> Tensor:
+        """How much of each candidate the image calls for: (B, classes, M), rows sum to one."""
+        first, second = self.reduce(feature.flatten(2).transpose(1, 2)).chunk(2, dim=-1)  # (B, L, dim / 2) each
+        context = torch.cat([self.from_max(first.amax(1)), self.from_mean(second.mean(1))], dim=-1)
+        return self.weigh(context).unflatten(-1, (-1, self.candidates)).softmax(-1)
+
+
+class Attention(nn.Module):
+    """Multi-head attention whose inner width may be smaller than its tokens'."""
+
+    def __init__(self, dim: int, inner: int, heads: int) -> None:
+        super().__init__()
+        if inner % heads:
+            raise UserError(f"{heads} attention heads do not divide the inner width {inner}")
+        self.heads = heads
+        self.q, self.k, self.v = (nn.Linear(dim, inner) for _ in range(3))
+        self.out = nn.Linear(inner, dim)
+
+    def forward(self, query: Tensor, source: Tensor) -> Tensor:
+        q, k, v = (
+            linear(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, heads, L, inner / heads)
+            for linear, x in ((self.q, query), (self.k, source), (self.v, source))
+        )
+        y = functional.scaled_dot_product_attention(q, k, v)
+        return self.out(y.transpose(1, 2).flatten(2))
+
+
+class TwoWayLayer(nn.Module):
+    """Tokens attend themselves, then the pixels, then pass an MLP; then pixels attend tokens. Post-LN residuals."""
+
+    def __init__(self, dim: int, heads: int, mlp_dim: int) -> None:
+        super().__init__()
+        self.self_attention = Attention(dim, dim, heads)
+        self.tokens_to_pixels = Attention(dim, dim // 2, heads)
+        self.mlp = nn.Sequential(nn.Linear(dim, mlp_dim), nn.ReLU(), nn.Linear(mlp_dim, dim))
+        self.pixels_to_tokens = Attention(dim, dim // 2, heads)
+        self.norm1, self.norm2, self.norm3, self.norm4 = (nn.LayerNorm(dim) for _ in range(4))
+
+    def forward(self, tokens: Tensor, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        tokens = self.norm1(tokens + self.self_attention(tokens, tokens))
+        tokens = self.norm2(tokens + self.tokens_to_pixels(tokens, pixels))
+        tokens = self.norm3(tokens + self.mlp(tokens))
+        pixels = self.norm4(pixels + self.pixels_to_tokens(pixels, tokens))
+        return tokens, pixels
+
+
+class HyperNetwork(nn.Module):
+    """Class tokens (B, classes, dim) -> prototypes (B, classes, K, d_h), by a three-layer MLP shared by all
+    classes or one per class (then its weights have a leading class axis, and all run as one batched product)."""
+
+    def __init__(self, dim: int, prototypes: int, descriptor_dim: int, groups: int) -> None:
+        super().__init__()
+        self.prototypes, self.dim = prototypes, dim
+        sizes = [dim, dim, dim, prototypes * descriptor_dim]
+        self.weights = nn.ParameterList(
+            torch.empty(groups, i, o).uniform_(-1, 1) / math.sqrt(i) for i, o in itertools.pairwise(sizes)
+        )
+        self.biases = nn.ParameterList(
+            torch.empty(groups, 1, o).uniform_(-1, 1) / math.sqrt(i) for i, o in itertools.pairwise(sizes)
+        )
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        groups = self.weights[0].shape[0]
+        shared = groups == 1
+        x = tokens.flatten(0, 1)[None] if shared else tokens.transpose(0, 1)  # (groups, rows, dim)
+        for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            x = torch.baddbmm(bias.to(x.dtype), x, weight.to(x.dtype))
+            if i < len(self.weights) - 1:
+                x = functional.relu(x)
+        x = x.view(*tokens.shape[:2], -1) if shared else x.transpose(0, 1)
+        return x.unflatten(-1, (self.prototypes, -1))
+
+
+@without_autocast
+def match(descriptors: Tensor, prototypes: Tensor) -> Tensor:
+    """Cosines of every pixel with every prototype: (B, d, h, w) x (B, classes, K, d) -> (B, classes, K, h, w)."""
+    descriptors = functional.normalize(descriptors.float(), dim=1)
+    prototypes = prototypes.float()
+    cosines = torch.bmm(prototypes.flatten(1, 2), descriptors.flatten(2))  # (B, classes * K, h * w)
+    return cosines.view(*prototypes.shape[:3], *descriptors.shape[-2:])
+
+
+class OMPHead(nn.Module):
+    """Four feature maps -> scores of every class at the descriptors' stride (see Matched)."""
+
+    def __init__(self, widths: Sequence[int], num_classes: int, config: OMPConfig) -> None:
+        super().__init__()
+        if config.prototypes < 1:
+            raise UserError(f"a class needs at least one prototype, not {config.prototypes}")
+        self.config = config = config.resolved()
+        assert config.layers and config.descriptor_dim and config.mlp_dim
+        if config.descriptor_stride == 2 and config.dim != 4 * config.descriptor_dim:
+            raise UserError(
+                f"at descriptor_stride 2 a descriptor has dim / 4 = {config.dim // 4} channels, "
+                f"not descriptor_dim = {config.descriptor_dim}"
+            )
+        if config.descriptor_stride == 4 and config.dim != config.descriptor_dim:
+            raise UserError(
+                f"at descriptor_stride 4 descriptor_dim must equal dim = {config.dim}, not {config.descriptor_dim}"
+            )
+        dim, heads = config.dim, config.attention_heads
+        self.neck = (ConcatNeck if config.neck == "concat" else TopDownNeck)(widths, dim)
+        self.tokens = DynamicTokens(widths[-1], num_classes, dim, config.candidates)
+        self.layers = nn.ModuleList(TwoWayLayer(dim, heads, config.mlp_dim) for _ in range(config.layers))
+        self.final_attention = Attention(dim, dim // 2, heads)
+        self.final_norm = nn.LayerNorm(dim)
+        groups = 1 if config.hyper == "shared" else num_classes
+        self.hyper = HyperNetwork(dim, config.prototypes, config.descriptor_dim, groups)
+        self.log_scale = nn.Parameter(torch.tensor(math.log(config.logit_scale)))
+
+    def forward(self, features: Sequence[Tensor], allocation: bool = False) -> Matched:
+        tokens, pixels = self.interact(features)
+        prototypes = functional.normalize(self.hyper(tokens).float(), dim=-1)
+        winning = match(pixels, prototypes).max(2)
+        return Matched(winning.values * self.scale(), prototypes, winning.indices if allocation else None)
+
+    def interact(self, features: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Refined class tokens (B, classes, dim) and pixel descriptors (B, d_h, h, w)."""
+        x = self.neck(features)
+        tokens = self.tokens(features[-1])
+        pixels = x.flatten(2).transpose(1, 2)  # (B, L, dim)
+        for layer in self.layers:
+            tokens, pixels = layer(tokens, pixels)
+        tokens = self.final_norm(tokens + self.final_attention(tokens, pixels))
+        refined = pixels.transpose(1, 2).unflatten(-1, x.shape[-2:])
+        if self.config.descriptor_stride == 2:
+            refined = functional.pixel_shuffle(refined, 2)
+        return tokens, refined
+
+    def scale(self) -> Tensor:
+        """The cosines' temperature: learned, kept between 1 and 100."""
+        return self.log_scale.float().clamp(0.0, math.log(100.0)).exp()

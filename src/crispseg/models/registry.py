@@ -1,0 +1,69 @@
+"""Names of models and backbones, and how each is built."""
+
+from __future__ import annotations
+
+import fnmatch
+import importlib
+import importlib.util
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from crispseg.errors import UserError, unknown
+from crispseg.models.base import ModelInfo, SegmentationModel
+
+Builder = Callable[..., SegmentationModel]
+
+
+class Entry(NamedTuple):
+    build: Builder  # build(num_classes=, in_channels=, **options)
+    summary: str
+    requires: str  # a package that must be importable, or ""
+    extra: str  # the pip extra that brings it, or ""
+
+
+_ENTRIES: dict[str, Entry] = {}
+_FAMILIES = ("crispseg.models.crisp", "crispseg.models.upernet")
+
+
+def register(name: str, build: Builder, summary: str, requires: str = "", extra: str = "") -> None:
+    if name in _ENTRIES:
+        raise ValueError(f"model {name!r} is registered twice")
+    _ENTRIES[name] = Entry(build, summary, requires, extra)
+
+
+def entries() -> dict[str, Entry]:
+    """All registered models, in order of registration."""
+    for module in _FAMILIES:
+        importlib.import_module(module)
+    return dict(_ENTRIES)
+
+
+def list_models(pattern: str = "*") -> list[str]:
+    """Names that match a shell-style pattern, e.g. `list_models("crisp*")`."""
+    return [name for name in entries() if fnmatch.fnmatchcase(name, pattern)]
+
+
+def missing_requirement(entry: Entry) -> str:
+    """What to install before this model can be created; empty when nothing is missing."""
+    if not entry.requires or importlib.util.find_spec(entry.requires) is not None:
+        return ""
+    return f"pip install 'crispseg[{entry.extra}]'"
+
+
+def create_model(name: str, num_classes: int = 6, in_channels: int = 3, **options: Any) -> SegmentationModel:
+    """Build a model by name, with fresh weights. Options are the fields of the model's config."""
+    entry = entries().get(name)
+    if entry is None:
+        raise unknown("model", name, _ENTRIES)
+    if num_classes < 1:
+        raise UserError(f"a model needs at least one class, not {num_classes}")
+    if in_channels < 1:
+        raise UserError(f"a model needs at least one band, not {in_channels}")
+    install = missing_requirement(entry)
+    if install:
+        raise UserError(f"model {name!r} needs {entry.requires}: {install}")
+    model = entry.build(num_classes=num_classes, in_channels=in_channels, **options)
+    model.name, model.options = name, dict(options)
+    model.num_classes, model.in_channels = num_classes, in_channels
+    model.info = ModelInfo()
+    return model

@@ -1,0 +1,255 @@
+"""The VSSD backbone: four stages of non-causal state space duality (NC-SSD), calibrated by DCO.
+
+Maps run through it channels-last, (B, H, W, C). Module names follow the public VSSD code so that its checkpoints fit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from crispseg import config as configs
+from crispseg.errors import UserError, unknown
+from crispseg.models.dco import DCO, DCOConfig, dco_config
+from crispseg.models.layers import ConvNorm, DropPath, to_channels_first, to_channels_last
+from crispseg.ops import Fusion, Gates, Rule, ncssd
+
+
+@dataclasses.dataclass(frozen=True)
+class VSSDConfig:
+    width: int  # channels of stage 1; they double at every stage
+    depths: tuple[int, int, int, int]
+    heads: tuple[int, int, int, int]
+    state: int  # N
+    drop_path: float
+    expand: int = 2
+    mlp_ratio: int = 4
+    fusion: Fusion = "normalized"
+    dco: bool | DCOConfig = True
+    last_stage: Literal["ncssd", "attention"] = "ncssd"
+    checkpointing: bool = False  # recompute each block in the backward pass: less memory, more time
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        return tuple(self.width * 2**stage for stage in range(4))
+
+
+# width, depths, heads, state, drop path; nano is ours, the others are the published variants.
+VARIANTS = {
+    "vssd_nano": VSSDConfig(32, (2, 2, 4, 2), (1, 2, 4, 8), 32, 0.05),
+    "vssd_micro": VSSDConfig(48, (2, 2, 8, 4), (2, 4, 8, 16), 48, 0.1),
+    "vssd_tiny": VSSDConfig(64, (2, 4, 8, 4), (2, 4, 8, 16), 64, 0.2),
+    "vssd_small": VSSDConfig(64, (3, 4, 21, 5), (2, 4, 8, 16), 64, 0.4),
+    "vssd_base": VSSDConfig(96, (3, 4, 21, 5), (3, 6, 12, 24), 64, 0.6),
+}
+
+
+class NCSSDMixer(nn.Module):
+    """Mixes all tokens of a map through one shared state per head, in linear time."""
+
+    def __init__(self, width: int, heads: int, config: VSSDConfig) -> None:
+        super().__init__()
+        inner = config.expand * width
+        if inner % heads:
+            raise UserError(f"{heads} heads do not divide the inner width {inner} (= {config.expand} x {width})")
+        self.heads, self.head_width, self.state = heads, inner // heads, config.state
+        calibration = dco_config(config.dco)
+        self.rule = Rule(config.fusion, calibration.residual_readout, calibration.skip)
+        self.in_proj = nn.Linear(width, 2 * inner + 2 * config.state + heads, bias=False)
+        mixed = inner + 2 * config.state
+        self.conv2d = nn.Conv2d(mixed, mixed, 3, padding=1, groups=mixed)
+        self.dt_bias = nn.Parameter(_initial_dt_bias(heads))
+        self.A_log = nn.Parameter(torch.empty(heads).uniform_(1, 16).log())
+        self.D = nn.Parameter(torch.ones(heads))
+        self.dco = DCO(heads, self.head_width, calibration) if calibration.enabled else None
+        self.norm = nn.LayerNorm(inner)
+        self.out_proj = nn.Linear(inner, width, bias=False)
+
+    def gates(self) -> Gates:
+        return Gates() if self.dco is None else self.dco.gates()
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Linear projections of a map (B, H, W, C): the gate z, the map xBC still to be convolved, and dt."""
+        inner = self.heads * self.head_width
+        z, xbc, dt = self.in_proj(x).split([inner, inner + 2 * self.state, self.heads], dim=-1)
+        return z, xbc, dt
+
+    def tokens(self, xbc: Tensor, dt: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """V (B, L, H, P), B and C (B, L, N), rho (B, L, H) of a convolved map xBC (B, H, W, d + 2N)."""
+        inner = self.heads * self.head_width
+        v, b, c = xbc.flatten(1, 2).split([inner, self.state, self.state], dim=-1)
+        dt = functional.softplus(dt.flatten(1, 2).float() + self.dt_bias.float())
+        return v.unflatten(-1, (self.heads, self.head_width)), b, c, dt * self.A_log.float().exp()
+
+    def finish(self, y: Tensor, z: Tensor) -> Tensor:
+        """LayerNorm, gate and output projection: y (B, L, H, P), z (B, H, W, d) -> (B, H, W, C)."""
+        y = functional.layer_norm(
+            y.flatten(2), self.norm.normalized_shape, self.norm.weight.to(y.dtype), self.norm.bias.to(y.dtype)
+        )
+        return self.out_proj(y.to(z.dtype).reshape(z.shape) * z)
+
+    def convolve(self, xbc: Tensor) -> Tensor:
+        return functional.silu(to_channels_last(self.conv2d(to_channels_first(xbc))))
+
+    def forward(self, x: Tensor) -> Tensor:
+        z, xbc, dt = self.project(x)
+        v, b, c, rho = self.tokens(self.convolve(xbc), dt)
+        return self.finish(ncssd(v, b, c, rho, self.D, self.gates(), self.rule), z)
+
+
+class AttentionMixer(nn.Module):
+    """Softmax attention over all tokens: the public VSSD's fourth stage."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.to_qkv = nn.Linear(width, 3 * width, bias=False)
+        self.to_out = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        qkv = self.to_qkv(x.flatten(1, 2)).unflatten(-1, (3, self.heads, -1))  # (B, L, 3, heads, width)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        y = functional.scaled_dot_product_attention(q, k, v)
+        return self.to_out(y.transpose(1, 2).reshape(x.shape))
+
+
+class MLP(nn.Module):
+    def __init__(self, width: int, ratio: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(width, ratio * width)
+        self.fc2 = nn.Linear(ratio * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(functional.gelu(self.fc1(x)))
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int, mixer: str, drop_path: float, config: VSSDConfig) -> None:
+        super().__init__()
+        self.cpe1 = nn.Conv2d(width, width, 3, padding=1, groups=width)
+        self.norm1 = nn.LayerNorm(width)
+        self.attn: nn.Module = NCSSDMixer(width, heads, config) if mixer == "ncssd" else AttentionMixer(width, heads)
+        self.cpe2 = nn.Conv2d(width, width, 3, padding=1, groups=width)
+        self.norm2 = nn.LayerNorm(width)
+        self.mlp = MLP(width, config.mlp_ratio)
+        self.drop_path = DropPath(drop_path)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + to_channels_last(self.cpe1(to_channels_first(x)))
+        x = x + self.drop_path(self.attn(self.norm1(x)))
+        x = x + to_channels_last(self.cpe2(to_channels_first(x)))
+        return x + self.drop_path(self.mlp(self.norm2(x)))
+
+
+class Stem(nn.Module):
+    """Image to stride 4, by two strided 3x3 convolutions."""
+
+    def __init__(self, in_channels: int, width: int) -> None:
+        super().__init__()
+        half = width // 2
+        self.conv1 = ConvNorm(in_channels, half, 3, stride=2)
+        self.conv2 = nn.Sequential(ConvNorm(half, half, 3), ConvNorm(half, half, 3, act=False))
+        self.conv3 = nn.Sequential(ConvNorm(half, 4 * width, 3, stride=2), ConvNorm(4 * width, width, 1, act=False))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv1(x)
+        return self.conv3(x + self.conv2(x))
+
+
+class Downsample(nn.Module):
+    """Halves the map and doubles its channels, through an inverted bottleneck."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv = nn.Sequential(
+            ConvNorm(width, 8 * width, 1, bias=True, norm=False),
+            ConvNorm(8 * width, 8 * width, 3, stride=2, groups=8 * width, bias=True, norm=False),
+            ConvNorm(8 * width, 2 * width, 1, bias=True, act=False),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return to_channels_last(self.conv(to_channels_first(x)))
+
+
+class Stage(nn.Module):
+    def __init__(self, index: int, drop_paths: list[float], config: VSSDConfig) -> None:
+        super().__init__()
+        width = config.widths[index]
+        mixer = config.last_stage if index == 3 else "ncssd"
+        self.blocks = nn.ModuleList(Block(width, config.heads[index], mixer, p, config) for p in drop_paths)
+        self.downsample = Downsample(width) if index < 3 else None
+        self.checkpointing = config.checkpointing
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The stage's map, and the map that the next stage starts from."""
+        for block in self.blocks:
+            recompute = self.checkpointing and self.training
+            x = checkpoint(block, x, use_reentrant=False) if recompute else block(x)
+        return x, x if self.downsample is None else self.downsample(x)
+
+
+class VSSD(nn.Module):
+    """Image (B, bands, H, W) -> four feature maps at strides 4, 8, 16 and 32 (sizes rounded up)."""
+
+    def __init__(self, config: VSSDConfig, in_channels: int = 3) -> None:
+        super().__init__()
+        self.config = config
+        self.in_channels = in_channels
+        self.patch_embed = Stem(in_channels, config.width)
+        depth = sum(config.depths)
+        rates = [config.drop_path * i / max(depth - 1, 1) for i in range(depth)]
+        starts = [sum(config.depths[:i]) for i in range(5)]
+        self.layers = nn.ModuleList(Stage(i, rates[starts[i] : starts[i + 1]], config) for i in range(4))
+        for i, width in enumerate(config.widths):
+            setattr(self, f"outnorm{i}", nn.LayerNorm(width))
+        self.apply(_init_linear)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        return self.config.widths
+
+    def forward(self, image: Tensor) -> list[Tensor]:
+        x = to_channels_last(self.patch_embed(image))
+        features = []
+        for i, stage in enumerate(self.layers):
+            feature, x = stage(x)
+            features.append(to_channels_first(getattr(self, f"outnorm{i}")(feature)))
+        return features
+
+
+def backbone_config(name: str, **options: Any) -> VSSDConfig:
+    """A published variant's config with some fields changed; `dco` may be a bool, a mapping or a DCOConfig."""
+    if name not in VARIANTS:
+        raise unknown("backbone", name, VARIANTS)
+    if isinstance(options.get("dco"), Mapping):
+        options["dco"] = dco_config(options["dco"])
+    return configs.build(VSSDConfig, configs.to_dict(VARIANTS[name]) | options)
+
+
+def create_backbone(name: str, in_channels: int = 3, **options: Any) -> VSSD:
+    """A backbone by name, e.g. `create_backbone("vssd_tiny", fusion="raw", dco=False, last_stage="attention")`."""
+    return VSSD(backbone_config(name, **options), in_channels)
+
+
+def list_backbones() -> list[str]:
+    return list(VARIANTS)
+
+
+def _initial_dt_bias(heads: int, low: float = 1e-3, high: float = 1e-1, floor: float = 1e-4) -> Tensor:
+    """The inverse softplus of a log-uniform draw."""
+    dt = torch.empty(heads).uniform_(math.log(low), math.log(high)).exp().clamp(min=floor)
+    return dt + torch.log(-torch.expm1(-dt))
+
+
+def _init_linear(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear):
+        nn.init.trunc_normal_(module.weight, std=0.02)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)

@@ -1,0 +1,74 @@
+"""The one hot operator: non-causal state space duality (NC-SSD) with the Duality Calibration Operator (DCO).
+
+`ncssd` runs it. The parts are exposed for images that come in pieces: `accumulate` each piece into a State, add
+the states, sum the queries, then `read_out` each piece; the result is the whole image's, wherever it was cut.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from torch import Tensor
+
+from crispseg.errors import unknown
+from crispseg.ops import reference as _reference
+from crispseg.ops import torch as _torch
+from crispseg.ops.spec import Fusion, Gates, Readout, Rule, Skip
+from crispseg.ops.torch import (
+    QuerySums,
+    State,
+    accumulate,
+    add_query_sums,
+    add_states,
+    query_sums,
+    read_out,
+)
+
+__all__ = [
+    "BACKENDS",
+    "Fusion",
+    "Gates",
+    "QuerySums",
+    "Readout",
+    "Rule",
+    "Skip",
+    "State",
+    "accumulate",
+    "add_query_sums",
+    "add_states",
+    "ncssd",
+    "query_sums",
+    "read_out",
+]
+
+Backend = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Gates, Rule], Tensor]
+
+# Best first; a faster backend goes in front, with a test of whether it can take the given tensors.
+BACKENDS: dict[str, Backend] = {"torch": _torch.ncssd, "reference": _reference.ncssd}
+ENVIRONMENT_VARIABLE = "CRISPSEG_OPS_BACKEND"
+
+
+def ncssd(
+    v: Tensor,
+    b: Tensor,
+    c: Tensor,
+    rho: Tensor,
+    d: Tensor,
+    gates: Gates = Gates(),  # noqa: B008 - an immutable tuple
+    rule: Rule = Rule(),  # noqa: B008 - frozen
+    backend: str | None = None,
+) -> Tensor:
+    """Fuse all tokens of an image and calibrate: returns y (B, L, H, P), in float32 at least.
+
+    v: values (B, L, H, P). b, c: keys and queries before their feature map (B, L, N). rho: positive gain per token
+    and head (B, L, H). d: skip per head (H,). gates: DCO's, each step off where None. `backend` (or the environment
+    variable CRISPSEG_OPS_BACKEND) forces one of BACKENDS; otherwise the best that is available is taken.
+
+    The result is float32 for half-precision tokens because in raw fusion it grows with the number of tokens; a
+    LayerNorm follows it in the network.
+    """
+    name = backend or os.environ.get(ENVIRONMENT_VARIABLE) or "torch"
+    if name not in BACKENDS:
+        raise unknown("operator backend", name, BACKENDS)
+    return BACKENDS[name](v, b, c, rho, d, gates, rule)

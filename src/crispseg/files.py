@@ -28,7 +28,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         if aside.is_dir():
             shutil.rmtree(aside, ignore_errors=True)
         else:
-            aside.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                aside.unlink(missing_ok=True)
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
@@ -56,7 +57,7 @@ def _explaining(target: Path) -> Iterator[None]:
 
 
 _DISK_FULL = (28, 122)  # ENOSPC, EDQUOT
-_NOT_WRITABLE = (20, 21, 30, 36)  # ENOTDIR, EISDIR, EROFS, ENAMETOOLONG
+_NOT_WRITABLE = (17, 20, 21, 30, 36)  # EEXIST, ENOTDIR, EISDIR, EROFS, ENAMETOOLONG
 
 
 def _flush_to_disk(path: Path) -> None:

@@ -1,0 +1,70 @@
+"""Parameters, operations, memory and stages of a model.
+
+MODEL is a registered name (`crisp models` lists them) or a folder written by model.save().
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from crispseg.models.base import SegmentationModel
+    from crispseg.models.summary import Summary
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="a model's name or folder")
+    parser.add_argument("--classes", type=int, help="number of classes (default 6, or the folder's)")
+    parser.add_argument("--bands", type=int, default=3, help="number of image bands (default %(default)s)")
+    parser.add_argument("--size", type=int, nargs="+", default=[512], metavar="PX", help="side, or height and width")
+    parser.add_argument("options", nargs="*", metavar="key=value", help="model options, e.g. prototypes=5 dco=false")
+
+
+def run(args: argparse.Namespace) -> int:
+    import torch
+    from rich.console import Console
+
+    import crispseg
+    from crispseg import config as configs
+    from crispseg.errors import UserError
+    from crispseg.models.summary import summarize
+
+    if min(args.size) < 1 or len(args.size) > 2:
+        raise UserError("--size takes one side or a height and a width, in pixels")
+    if Path(args.model).is_dir():
+        if args.options:
+            raise UserError("a saved model's options are fixed; give a model name to try others")
+        model = crispseg.load(args.model, num_classes=args.classes)
+    else:
+        with torch.device("meta"):
+            options = configs.parse_overrides(args.options)
+            model = crispseg.create_model(args.model, args.classes or 6, args.bands, **options)
+    height, width = args.size[0], args.size[-1]
+    _print(Console(), model, summarize(model, height, width), height, width)
+    return 0
+
+
+def _print(console: Console, model: SegmentationModel, summary: Summary, height: int, width: int) -> None:
+    from rich.table import Table
+
+    classes = ", ".join(model.info.classes) or model.num_classes
+    megabytes = summary.parameters * 4 / 2**20
+    console.print(f"[bold]{model.name}[/bold]  {model.in_channels} bands -> classes: {classes}")
+    console.print(
+        f"parameters   {summary.parameters / 1e6:.4f} M ({megabytes:.1f} MiB in float32, {megabytes / 2:.1f} in half)"
+    )
+    console.print(f"operations   {summary.macs / 1e9:.3f} GMACs for one {height} x {width} image", end="")
+    more = summary.training_macs != summary.macs
+    console.print(f" ({summary.training_macs / 1e9:.3f} in training, with auxiliary heads)" if more else "")
+    console.print(
+        f"memory       {summary.activation_bytes / 2**20:.1f} MiB of activations at the peak, float32, batch 1"
+    )
+    table = Table("part", "params", "GMACs", "output", box=None, pad_edge=False)
+    for part in summary.parts:
+        shape = " x ".join(map(str, part.output[1:]))
+        table.add_row(part.name, f"{part.parameters:,}", f"{part.macs / 1e9:.3f}", shape)
+    console.print(table)

@@ -1,0 +1,1 @@
+"""`crisp demo`: a small model learns a generated scene while you watch."""

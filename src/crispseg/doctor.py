@@ -1,0 +1,101 @@
+"""Looks at the machine: what is installed, what runs, and whether the operator computes what it should here."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import sys
+from typing import Literal, NamedTuple
+
+from crispseg import __version__
+
+
+class Finding(NamedTuple):
+    status: Literal["ok", "missing", "broken"]
+    what: str
+    found: str
+
+
+# package -> what it is for, and how to get it
+_OPTIONAL = {
+    "rasterio": ("reading and writing maps", "pip install rasterio"),
+    "rio-cogeo": ("checking Cloud Optimized GeoTIFFs", "pip install rio-cogeo"),
+    "pyogrio": ("writing polygons", "pip install pyogrio shapely"),
+    "matplotlib": ("plots", "pip install 'crispseg[plots]'"),
+    "tensorboard": ("TensorBoard logs", "pip install 'crispseg[track]'"),
+    "timm": ("peer networks", "pip install 'crispseg[peers]'"),
+    "onnxruntime": ("ONNX export", "pip install 'crispseg[export]'"),
+    "ray": ("more than one machine", "pip install 'crispseg[ray]'"),
+    "triton": ("GPU kernels", "comes with CUDA builds of torch"),
+}
+
+
+def examine() -> list[Finding]:
+    import torch
+
+    findings = [
+        Finding("ok", "crispseg", f"{__version__}, Python {platform.python_version()}, {platform.platform()}"),
+        Finding("ok", "torch", f"{torch.__version__}, {torch.get_num_threads()} threads"),
+        Finding("ok", "machine", _machine()),
+        *_devices(),
+        _operator("cpu"),
+    ]
+    if torch.cuda.is_available():
+        findings.append(_operator("cuda"))
+    return findings + [_package(name, *use) for name, use in _OPTIONAL.items()]
+
+
+def _machine() -> str:
+    free = shutil.disk_usage(os.curdir).free / 2**30
+    memory = ""
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        memory = f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f} GiB memory, "
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
+    return f"{cores} cores, {memory}{free:.0f} GiB free on this disk"
+
+
+def _devices() -> list[Finding]:
+    import torch
+
+    if not torch.cuda.is_available():
+        return [Finding("missing", "GPU", "none that torch can use; everything runs on the CPU")]
+    found = []
+    for i in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(i)
+        half = "bf16 and fp16" if torch.cuda.is_bf16_supported() else "fp16 only"
+        memory = properties.total_memory / 2**30
+        found.append(Finding("ok", f"GPU {i}", f"{properties.name}, {memory:.0f} GiB, {half}"))
+    return found
+
+
+def _operator(device: str) -> Finding:
+    """Run the operator in float32 against its float64 reference."""
+    import torch
+
+    from crispseg.ops import Gates, ncssd
+
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    v, b, c, rho, d = draw(1, 600, 2, 16), draw(1, 600, 8), draw(1, 600, 8), draw(1, 600, 2).exp(), draw(2)
+    gates = [0.1 * draw(n) for n in (2, 2, 16, 16)]
+    truth = ncssd(v, b, c, rho, d, Gates(*gates), backend="reference")
+    try:
+        moved = [x.to(device, torch.float32) for x in (v, b, c, rho, d, *gates)]
+        result = ncssd(moved[0], moved[1], moved[2], moved[3], moved[4], Gates(*moved[5:]))
+        error = ((result.cpu().double() - truth).norm() / truth.norm()).item()
+    except RuntimeError as problem:
+        return Finding("broken", f"operator on {device}", str(problem).splitlines()[0])
+    status: Literal["ok", "broken"] = "ok" if error < 1e-5 else "broken"
+    return Finding(status, f"operator on {device}", f"relative error {error:.1e} against the float64 reference")
+
+
+def _package(name: str, use: str, install: str) -> Finding:
+    try:
+        return Finding("ok", name, f"{importlib.metadata.version(name)} ({use})")
+    except importlib.metadata.PackageNotFoundError:
+        return Finding("missing", name, f"not installed: {use} ({install})")

@@ -1,0 +1,103 @@
+import json
+
+import pytest
+import torch
+
+import crispseg
+from crispseg.errors import UserError
+from crispseg.models.base import ModelInfo
+from tests.models.test_registered import SHRINK_CRISP
+
+INFO = ModelInfo(
+    classes=("road", "tree"),
+    palette=((255, 255, 255), (0, 255, 0)),
+    bands=("red", "green", "blue"),
+    mean=(120.0, 110.5, 100.0),
+    std=(50.0, 51.0, 52.0),
+    resolution=0.09,
+    training_data="three fields",
+    licence="CC0",
+    scores={"mIoU": 0.5123, "protocol": "own/2"},
+    notes="Confuses hedges with trees.",
+)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    model = crispseg.create_model("crisp_nano", num_classes=2, **SHRINK_CRISP)
+    model.info = INFO
+    model.save(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_card_and_info_come_back(folder):
+    assert sorted(p.name for p in folder.iterdir()) == ["README.md", "config.json", "model.safetensors"]
+    assert crispseg.load(folder).info == INFO
+    card = (folder / "README.md").read_text()
+    for fact in (
+        "road, tree",
+        "red, green, blue",
+        "120, 110.5, 100",
+        "three fields",
+        "CC0",
+        "0.5123",
+        "0.09 m",
+        "hedges",
+    ):
+        assert fact in card
+
+
+def change(folder, **values):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def test_newer_format(folder):
+    change(folder, format=99, crispseg="7.0.0")
+    with pytest.raises(UserError, match=r"saved by crispseg 7.0.0 in a newer format \(99; .*upgrade crispseg"):
+        crispseg.load(folder)
+
+
+def test_wrong_class_count(folder):
+    with pytest.raises(UserError, match="has 2 classes, not 6"):
+        crispseg.load(folder, num_classes=6)
+    change(folder, num_classes=4)
+    with pytest.raises(UserError, match="do not belong together: .*4 classes and 3 bands make it"):
+        crispseg.load(folder)
+
+
+@pytest.mark.parametrize("keep", [0, 5, 1000])
+def test_truncated_weights(folder, keep):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(UserError, match="damaged or cut short"):
+        crispseg.load(folder)
+
+
+def test_not_a_model_folder(folder, tmp_path):
+    with pytest.raises(UserError, match="is not a model folder"):
+        crispseg.load(tmp_path)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="no weight file"):
+        crispseg.load(folder)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(UserError, match="is damaged"):
+        crispseg.load(folder)
+
+
+def test_weights_of_another_model(folder, tmp_path):
+    other = crispseg.create_model("crisp_nano", num_classes=2, neck="concat", **SHRINK_CRISP)
+    other.save(tmp_path / "other")
+    (tmp_path / "other" / "model.safetensors").replace(folder / "model.safetensors")
+    with pytest.raises(UserError, match=r"do not belong together: \d+ tensors are missing"):
+        crispseg.load(folder)
+
+
+def test_saving_over_a_file_and_leaving_nothing_behind(folder, tmp_path):
+    model = crispseg.load(folder)
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UserError, match="is a file"):
+        model.save(tmp_path / "file")
+    model.save(folder)
+    assert not list(folder.glob(".*"))
+    assert torch.equal(crispseg.load(folder)(torch.ones(1, 3, 8, 8)), model(torch.ones(1, 3, 8, 8)))

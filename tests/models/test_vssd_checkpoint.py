@@ -1,0 +1,111 @@
+import pickle
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import crispseg
+from crispseg.errors import UserError
+from tests.models.test_vssd import PUBLIC, randomised
+
+SMALL = {"width": 8, "depths": (1, 1, 2, 1), "heads": (1, 2, 2, 4), "state": 4}
+
+
+def public_weights(classifier=True):
+    """A state dict with the names a public classification (or segmentation) file holds."""
+    weights = randomised(crispseg.create_backbone("vssd_micro", **PUBLIC, **SMALL)).state_dict()
+    if classifier:
+        weights = {n: t for n, t in weights.items() if not n.startswith("outnorm")}
+        weights |= {"norm.weight": torch.ones(64), "norm.bias": torch.zeros(64)}
+        weights |= {"head.weight": torch.zeros(10, 64), "head.bias": torch.zeros(10)}
+    return weights
+
+
+def backbone(**options):
+    return crispseg.create_backbone("vssd_micro", **(PUBLIC | SMALL | options))
+
+
+def test_names_of_the_public_code():
+    names = set(public_weights(classifier=False))
+    for name in (
+        "patch_embed.conv1.conv.weight",
+        "patch_embed.conv2.1.norm.running_mean",
+        "layers.0.blocks.0.attn.in_proj.weight",
+        "layers.0.blocks.0.attn.A_log",
+        "layers.0.blocks.0.attn.conv2d.bias",
+        "layers.0.blocks.0.cpe1.weight",
+        "layers.0.downsample.conv.0.conv.weight",
+        "layers.3.blocks.0.attn.to_qkv.weight",
+        "layers.3.blocks.0.mlp.fc1.bias",
+        "outnorm0.weight",
+    ):
+        assert name in names
+
+
+@pytest.mark.parametrize("form", ["model", "bare", "safetensors", "segmentation", "mapping"])
+def test_every_form_loads_every_tensor(form, tmp_path):
+    weights = public_weights(classifier=form != "segmentation")
+    path = tmp_path / ("w.safetensors" if form == "safetensors" else "w.pth")
+    if form == "model":
+        torch.save({"model": weights, "epoch": 3}, path)
+    elif form == "bare":
+        torch.save(weights, path)
+    elif form == "safetensors":
+        save_file({n: t.contiguous() for n, t in weights.items()}, path)
+    elif form == "segmentation":
+        prefixed = {f"backbone.{n}": t for n, t in weights.items()} | {"decode_head.conv.weight": torch.ones(1)}
+        torch.save({"state_dict": prefixed}, path)
+    target = backbone()
+    fresh = crispseg.load_vssd_checkpoint(target, {"model": weights} if form == "mapping" else path)
+    loaded = target.state_dict()
+    for name, tensor in weights.items():
+        if not name.startswith(("norm.", "head.")):
+            assert torch.equal(loaded[name], tensor), name
+    assert all(name.startswith("outnorm") for name in fresh)
+    assert bool(fresh) == (form != "segmentation")
+
+
+def test_dco_keeps_its_own_gates():
+    target = backbone(dco=True, fusion="normalized")
+    fresh = crispseg.load_vssd_checkpoint(target, public_weights())
+    assert any(".dco." in name for name in fresh)
+    assert torch.equal(target.layers[0].blocks[0].attn.dco.omega, torch.full((1,), 0.01))
+
+
+def test_says_what_does_not_fit():
+    with pytest.raises(UserError, match=r"not in the file: layers.3.blocks.0.attn.dt_bias.*last_stage=\"attention\""):
+        crispseg.load_vssd_checkpoint(backbone(last_stage="ncssd"), public_weights())
+    with pytest.raises(UserError, match=r"patch_embed.conv1.conv.weight \(file 4x3x3x3, model 4x5x3x3\).*3 bands"):
+        crispseg.load_vssd_checkpoint(
+            crispseg.create_backbone("vssd_micro", in_channels=5, **PUBLIC, **SMALL), public_weights()
+        )
+    extra = public_weights() | {"layers.0.blocks.0.attn.lepe.weight": torch.ones(1)}
+    with pytest.raises(UserError, match="not in the model: layers.0.blocks.0.attn.lepe.weight"):
+        crispseg.load_vssd_checkpoint(backbone(), extra)
+    with pytest.raises(UserError, match="Is it a VSSD checkpoint"):
+        crispseg.load_vssd_checkpoint(backbone(), {"conv1.weight": torch.ones(1)})
+
+
+def test_nothing_is_loaded_when_something_does_not_fit():
+    target = backbone()
+    before = {n: t.clone() for n, t in target.state_dict().items()}
+    weights = public_weights()
+    del weights["layers.0.blocks.0.cpe1.weight"]
+    with pytest.raises(UserError):
+        crispseg.load_vssd_checkpoint(target, weights)
+    assert all(torch.equal(t, before[n]) for n, t in target.state_dict().items())
+
+
+def test_unsafe_and_damaged_files(tmp_path):
+    (tmp_path / "evil.pth").write_bytes(pickle.dumps({"model": print}))
+    (tmp_path / "cut.pth").write_bytes(b"PK\x03\x04 nothing")
+    torch.save([1, 2], tmp_path / "list.pth")
+    for name, message in (
+        ("evil", "not a plain weight file|damaged"),
+        ("cut", "damaged"),
+        ("list", "not named weights"),
+    ):
+        with pytest.raises(UserError, match=message):
+            crispseg.load_vssd_checkpoint(backbone(), tmp_path / f"{name}.pth")
+    with pytest.raises(UserError, match="no weight file"):
+        crispseg.load_vssd_checkpoint(backbone(), tmp_path / "absent.pth")

@@ -1,6 +1,8 @@
-"""Parameters, operations, memory and stages of a model.
+"""What a model costs, or what a data folder holds.
 
-MODEL is a registered name (`crisp models` lists them) or a folder written by model.save().
+A model is a registered name (`crisp models` lists them) or a folder written by model.save(): its parameters,
+operations, memory and stages are printed. A data folder has images/ and masks/: its sizes, bands, class shares, mean
+and standard deviation and its unreadable or mismatched pairs are printed, and a contact sheet is drawn.
 """
 
 from __future__ import annotations
@@ -17,14 +19,31 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="a model's name or folder")
-    parser.add_argument("--classes", type=int, help="number of classes (default 6, or the folder's)")
+    parser.add_argument("what", metavar="MODEL|DATA", help="a model's name or folder, or a data folder")
+    parser.add_argument("--classes", help="a model's number of classes (default 6), or a data folder's class table")
+    parser.add_argument("--sheet", type=Path, help="where to draw a data folder's contact sheet (PNG)")
     parser.add_argument("--bands", type=int, default=3, help="number of image bands (default %(default)s)")
     parser.add_argument("--size", type=int, nargs="+", default=[512], metavar="PX", help="side, or height and width")
     parser.add_argument("options", nargs="*", metavar="key=value", help="model options, e.g. prototypes=5 dco=false")
 
 
 def run(args: argparse.Namespace) -> int:
+    if (Path(args.what) / "images").is_dir():
+        return _describe_data(args)
+    return _describe_model(args)
+
+
+def _describe_data(args: argparse.Namespace) -> int:
+    from crispseg.data import inspect
+
+    report = inspect(args.what, classes=args.classes)
+    print(report)
+    sheet = args.sheet or Path(f"{Path(args.what).resolve().name}-contact-sheet.png")
+    print(f"contact sheet: {report.contact_sheet(sheet)}")
+    return 0
+
+
+def _describe_model(args: argparse.Namespace) -> int:
     import torch
     from rich.console import Console
 
@@ -35,14 +54,17 @@ def run(args: argparse.Namespace) -> int:
 
     if min(args.size) < 1 or len(args.size) > 2:
         raise UserError("--size takes one side or a height and a width, in pixels")
-    if Path(args.model).is_dir():
+    if args.classes is not None and not args.classes.isdigit():
+        raise UserError(f"--classes of a model is a number, not {args.classes!r}")
+    classes = None if args.classes is None else int(args.classes)
+    if Path(args.what).is_dir():
         if args.options:
             raise UserError("a saved model's options are fixed; give a model name to try others")
-        model = crispseg.load(args.model, num_classes=args.classes)
+        model = crispseg.load(args.what, num_classes=classes)
     else:
         with torch.device("meta"):
             options = configs.parse_overrides(args.options)
-            model = crispseg.create_model(args.model, args.classes or 6, args.bands, **options)
+            model = crispseg.create_model(args.what, classes or 6, args.bands, **options)
     height, width = args.size[0], args.size[-1]
     _print(Console(), model, summarize(model, height, width), height, width)
     return 0

@@ -1,0 +1,174 @@
+"""Class tables: the names of the classes, and the values or colours they have in mask files."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from crispseg.errors import UserError
+
+Colour = tuple[int, int, int]
+
+IGNORE = 255
+MAX_CLASSES = 255  # ids 0..254; 255 is taken
+
+# Shown for classes that come without a colour.
+_SPARE_COLOURS: tuple[Colour, ...] = (
+    (230, 75, 53),
+    (77, 187, 213),
+    (0, 160, 135),
+    (60, 84, 136),
+    (243, 155, 127),
+    (132, 145, 180),
+    (145, 209, 194),
+    (126, 97, 72),
+    (176, 156, 133),
+    (240, 200, 60),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassTable:
+    """Class names in id order, with the colour and the value each has in the mask files."""
+
+    names: tuple[str, ...]
+    colours: tuple[Colour, ...] = ()  # one per class, or none: then the masks must be index masks
+    values: tuple[int, ...] = ()  # one per class, or none: 0, 1, 2, ...
+    ignored_colours: tuple[Colour, ...] = ()
+    ignored_values: tuple[int, ...] = (IGNORE,)
+
+    def __post_init__(self) -> None:
+        if not self.names:
+            raise UserError("a class table must name at least one class")
+        if len(self.names) > MAX_CLASSES:
+            raise UserError(f"a class table may name {MAX_CLASSES} classes at most, not {len(self.names)}")
+        _refuse_repeats("class name", self.names)
+        _refuse_repeats("class colour", (*self.colours, *self.ignored_colours))
+        _refuse_repeats("class id", self.file_values)
+        for what, given in (("colours", self.colours), ("ids", self.values)):
+            if given and len(given) != len(self.names):
+                raise UserError(f"the class table has {len(self.names)} names but {len(given)} {what}")
+
+    @property
+    def file_values(self) -> tuple[int, ...]:
+        """The value of each class in an index mask."""
+        return self.values or tuple(range(len(self.names)))
+
+    @property
+    def palette(self) -> tuple[Colour, ...]:
+        """A colour for every class, made up where the table has none."""
+        return self.colours or tuple(_SPARE_COLOURS[i % len(_SPARE_COLOURS)] for i in range(len(self.names)))
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """The table as plain rows, the form of dataset.json; `table_from_rows` takes them back."""
+        rows: list[dict[str, Any]] = [
+            {"name": name, "id": value, **({"colour": list(self.colours[i])} if self.colours else {})}
+            for i, (name, value) in enumerate(zip(self.names, self.file_values, strict=True))
+        ]
+        rows += [{"name": "ignore", "colour": list(colour), "ignore": True} for colour in self.ignored_colours]
+        rows += [{"name": "ignore", "id": v, "ignore": True} for v in self.ignored_values if v not in self.file_values]
+        return rows
+
+
+def _refuse_repeats(what: str, values: Sequence[Any]) -> None:
+    twice = {value for value in values if values.count(value) > 1}
+    if twice:
+        raise UserError(f"the class table gives the same {what} twice: {sorted(map(str, twice))[0]}")
+
+
+def table_from_rows(rows: Iterable[Mapping[str, Any]], where: str = "the class table") -> ClassTable:
+    """A table from rows with name and id, or r, g, b (or colour: [r, g, b]); `ignore` marks what not to learn."""
+    names: list[str] = []
+    colours: list[Colour | None] = []
+    values: list[int | None] = []
+    ignored_colours: list[Colour] = []
+    ignored_values = {IGNORE}
+    for number, row in enumerate(rows, 1):
+        spot = f"{where}, row {number}"
+        name, colour, value = (
+            str(row.get("name") or "").strip(),
+            _colour(row, spot),
+            _whole(row.get("id"), spot),
+        )
+        if _truth(row.get("ignore")):
+            if colour is not None:
+                ignored_colours.append(colour)
+            if value is not None:
+                ignored_values.add(value)
+            continue
+        if not name:
+            raise UserError(f"{spot} has no class name; the columns are name, id, r, g, b, ignore")
+        names.append(name)
+        colours.append(colour)
+        values.append(value)
+        ignored_values.discard(-1 if value is None else value)
+    return ClassTable(
+        tuple(names),
+        tuple(_all_or_none(colours, "colour", where)),
+        tuple(_all_or_none(values, "id", where)),
+        tuple(ignored_colours),
+        tuple(sorted(ignored_values)),
+    )
+
+
+def _all_or_none(values: Sequence[Any], what: str, where: str) -> list[Any]:
+    given = [value for value in values if value is not None]
+    if given and len(given) != len(values):
+        raise UserError(f"{where}: some classes have a {what} and some have none; give it for all or for none")
+    return given
+
+
+def _truth(value: Any) -> bool:
+    return str(value or "").strip().lower() in ("1", "true", "yes", "y", "ignore")
+
+
+def _whole(value: Any, spot: str) -> int | None:
+    if value is None or str(value).strip() == "":
+        return None
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        raise UserError(f"{spot}: {value!r} is not a whole number") from None
+
+
+def _colour(row: Mapping[str, Any], spot: str) -> Colour | None:
+    listed = row.get("colour", row.get("color"))
+    parts = [_whole(v, spot) for v in (listed if listed is not None else [row.get(c) for c in "rgb"])]
+    if all(part is None for part in parts):
+        return None
+    if len(parts) != 3 or any(part is None or not 0 <= part <= 255 for part in parts):
+        raise UserError(f"{spot}: a colour is three numbers from 0 to 255")
+    return (int(parts[0] or 0), int(parts[1] or 0), int(parts[2] or 0))
+
+
+def read_class_table(path: str | Path) -> ClassTable:
+    """The table in a classes.csv, classes.yaml or dataset.json."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise UserError(f"no class table {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read the class table {path}: {error}") from error
+    if path.suffix.lower() == ".csv":
+        rows: Any = list(csv.DictReader(text.splitlines(), skipinitialspace=True))
+    else:
+        rows = _parse(path, text)
+    if isinstance(rows, Mapping):
+        rows = rows.get("classes")
+    if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
+        raise UserError(f"{path} must list classes, each with a name and an id or a colour")
+    return table_from_rows(rows, str(path))
+
+
+def _parse(path: Path, text: str) -> Any:
+    import yaml
+
+    try:
+        return json.loads(text) if path.suffix.lower() == ".json" else yaml.safe_load(text)
+    except (ValueError, yaml.YAMLError) as error:
+        raise UserError(f"{path} cannot be read: {' '.join(str(error).split())}") from error

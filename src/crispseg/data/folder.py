@@ -1,0 +1,263 @@
+"""Opening a folder of images and masks: anyone's own, or one written by `crisp prepare` (the same layout).
+
+images/  x.png x.jpg x.tif ...      masks/  x.png or x.tif, one per image, of the same name
+classes.csv (or .yaml)              split.csv     both optional; dataset.json in prepared folders
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from crispseg.data.classes import IGNORE, ClassTable
+from crispseg.data.images import SUFFIXES, Array, read_header, read_image, read_mask
+from crispseg.data.labels import Mask, encode
+from crispseg.data.manifest import FOLDERS, Statistics, band_sums, read_manifest, statistics_of
+from crispseg.data.protocol import SPLITS, Labels, Protocol, get_protocol, own_protocol
+from crispseg.data.split import VAL_SHARE, Window, blocked_split, check_split, read_split, strip_split
+from crispseg.data.tables import Classes, find_table
+from crispseg.errors import UserError, unknown
+
+Split = Mapping[str, str] | str | Path
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """One image, or the part of it that belongs to a split, with its label files by variant."""
+
+    name: str
+    image: Path
+    masks: Mapping[str, Path]
+    height: int
+    width: int
+    window: Window | None = None
+
+
+class Folder:
+    """An opened data set: its records by split, and arrays in the ids of its protocol."""
+
+    def __init__(
+        self,
+        root: Path,
+        table: ClassTable,
+        protocol: Protocol,
+        splits: Mapping[str, tuple[Record, ...]],
+        bands: tuple[int, str],
+        sums: Mapping[str, list[list[float]]] | None = None,
+    ) -> None:
+        self.root, self.table, self.protocol, self.splits = root, table, protocol, splits
+        self.bands, self.dtype = bands
+        self._sums = dict(sums or {})
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{split} {len(records)}" for split, records in self.splits.items() if records)
+        return f"Folder({self.root}, {self.protocol.name} #{self.protocol.hash}, {counts})"
+
+    def records(self, split: str) -> tuple[Record, ...]:
+        """The images of a split; an empty one is the user's mistake."""
+        if split not in SPLITS:
+            raise unknown("split", split, SPLITS)
+        if not self.splits.get(split):
+            filled = [name for name in SPLITS if self.splits.get(name)]
+            raise UserError(f"the {split} split of {self.root} is empty; it has {', '.join(filled) or 'no images'}")
+        return self.splits[split]
+
+    def read_image(self, record: Record) -> Array:
+        """(H, W, bands)"""
+        array = read_image(record.image)
+        if array.shape[2] != self.bands or str(array.dtype) != self.dtype:
+            raise UserError(
+                f"{record.image} has {array.shape[2]} bands of {array.dtype}, the others of {self.root} have "
+                f"{self.bands} of {self.dtype}"
+            )
+        return _cut(array, record.window)
+
+    def read_mask(self, record: Record, labels: Labels = "full") -> Mask:
+        """(H, W), the protocol's class ids, 255 where ignored"""
+        path = record.masks.get(labels)
+        if path is None:
+            there = ", ".join(record.masks) or "none"
+            raise UserError(f"{record.name} in {self.root} has no {labels} labels (there: {there})")
+        array = read_mask(path)
+        if array.shape[:2] != (record.height, record.width) and record.window is None:
+            raise UserError(
+                f"{path} is {array.shape[1]} x {array.shape[0]} px, but its image is {record.width} x {record.height}"
+            )
+        mask, _ = encode(_cut(array, record.window), self.table, str(path))
+        return self._to_protocol[mask]
+
+    @functools.cached_property
+    def _to_protocol(self) -> Mask:
+        """(256,) the protocol's id of each id of the table."""
+        lookup = np.full(256, IGNORE, np.uint8)
+        for index, name in enumerate(self.table.names):
+            if name in self.protocol.classes:
+                lookup[index] = self.protocol.classes.index(name)
+            elif name not in self.protocol.ignored:
+                raise UserError(
+                    f"class {name!r} of {self.root} is not in protocol {self.protocol.name}, which has "
+                    f"{', '.join(self.protocol.classes)}"
+                )
+        return lookup
+
+    def statistics(self, split: str = "train") -> Statistics:
+        """Mean and standard deviation of each band over a split."""
+        totals = np.zeros((self.bands, 3))
+        for record in self.records(split):
+            if record.name not in self._sums:
+                self._sums[record.name] = band_sums(self.read_image(record))
+            totals += np.array(self._sums[record.name])
+        return statistics_of(totals)
+
+
+def _cut(array: Array, window: Window | None) -> Array:
+    if window is None:
+        return array
+    return array[window.top : window.top + window.height, window.left : window.left + window.width]
+
+
+def open_folder(
+    root: str | Path,
+    *,
+    protocol: Protocol | str | None = None,
+    classes: Classes | None = None,
+    split: Split | None = None,
+    val_share: float = VAL_SHARE,
+    seed: int = 0,
+) -> Folder:
+    """Open `root`. What is not given is taken from the folder, and what is not there is worked out:
+
+    `protocol` a name or an object (it then decides the split), else the first that a prepared folder's dataset.json
+    names; `classes` a ClassTable, the name of a known set or a path, else classes.csv, classes.yaml or dataset.json,
+    else the ids found in the masks; `split` a mapping or a path, else split.csv, else a split by place that depends
+    on `seed` alone.
+    """
+    root = Path(root)
+    files = find_pairs(root)
+    manifest = read_manifest(root)
+    if "images" in manifest:  # what else lies there was not written with it
+        listed = {entry["name"] for entry in manifest["images"]}
+        files.images = {name: path for name, path in files.images.items() if name in listed}
+    if protocol is None and split is None and manifest.get("protocols"):
+        protocol = next(iter(manifest["protocols"]))
+    protocol = get_protocol(protocol) if isinstance(protocol, str) else protocol
+    records = _records(files, manifest)
+    masks = [path for record in records for path in record.masks.values()]
+    table = find_table(root, masks, classes, protocol.dataset if protocol else "")
+    if protocol is not None:
+        splits = _protocol_split(records, protocol, root)
+    else:
+        chosen = split if split is not None else (root / "split.csv" if (root / "split.csv").exists() else None)
+        splits = _own_split(records, chosen, val_share, seed)
+        names = {kind: [record.name for record in members] for kind, members in splits.items()}
+        protocol = own_protocol(root.resolve().name, table, names, manifest.get("resolution"))
+    if not any(splits.values()):
+        raise UserError(f"{root} has no image in any split")
+    _refuse_unlabelled(root, splits)
+    first = read_header(next(record for members in splits.values() for record in members).image)
+    sums = {entry["name"]: entry["sums"] for entry in manifest.get("images", [])}
+    return Folder(root, table, protocol, splits, (first.bands, first.dtype), sums)
+
+
+@dataclasses.dataclass
+class Pairs:
+    images: dict[str, Path]
+    masks: dict[str, dict[str, Path]]  # by label variant, then by name
+
+
+def find_pairs(root: Path) -> Pairs:
+    """The image and mask files of a folder by name (without suffix)."""
+    if not root.is_dir():
+        raise UserError(f"there is no data folder {root}")
+    if not (root / "images").is_dir():
+        raise UserError(
+            f"{root} has no folder images/; own data needs images/ and masks/, and the archives of potsdam, "
+            f"vaihingen and loveda go through `crisp prepare` first"
+        )
+    masks = {variant: _files(root / folder) for variant, folder in FOLDERS.items() if (root / folder).is_dir()}
+    if not masks:
+        raise UserError(f"{root} has no folder masks/ with a mask for each image")
+    images = _files(root / "images")
+    if not images:
+        raise UserError(f"{root / 'images'} holds no {', '.join(SUFFIXES)} file")
+    return Pairs(images, masks)
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    found: dict[str, Path] = {}
+    for path in sorted(folder.iterdir()):
+        if path.suffix.lower() in SUFFIXES and not path.name.startswith("."):
+            if path.stem in found:
+                raise UserError(f"{folder} holds both {found[path.stem].name} and {path.name}; keep one of them")
+            found[path.stem] = path
+    return dict(sorted(found.items(), key=lambda item: _natural(item[0])))
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    return [(int(word), "") if word.isdigit() else (-1, word) for word in re.split(r"(\d+)", name)]
+
+
+def _records(files: Pairs, manifest: dict[str, Any]) -> list[Record]:
+    sizes = {entry["name"]: (entry["height"], entry["width"]) for entry in manifest.get("images", [])}
+    records = []
+    for name, image in files.images.items():
+        masks = {variant: paths[name] for variant, paths in files.masks.items() if name in paths}
+        if name in sizes:
+            height, width = sizes[name]
+        else:
+            header = read_header(image)
+            height, width = header.height, header.width
+            for path in masks.values():
+                mask = read_header(path)
+                if (mask.height, mask.width) != (height, width):
+                    raise UserError(
+                        f"{path} is {mask.width} x {mask.height} px, but its image {image.name} is "
+                        f"{width} x {height} px"
+                    )
+        records.append(Record(name, image, masks, height, width))
+    return records
+
+
+def _protocol_split(records: list[Record], protocol: Protocol, root: Path) -> dict[str, tuple[Record, ...]]:
+    names = [record.name for record in records]
+    gone = [tile for kind in SPLITS for tile in protocol.missing(kind, names)]
+    if gone:
+        raise UserError(f"{root} lacks {len(gone)} tiles of protocol {protocol.name}: {', '.join(gone)}")
+    return {kind: tuple(record for record in records if protocol.holds(kind, record.name)) for kind in SPLITS}
+
+
+def _own_split(records: list[Record], split: Split | None, share: float, seed: int) -> dict[str, tuple[Record, ...]]:
+    names = [record.name for record in records]
+    if split is None and len(records) == 1:
+        parts = strip_split(records[0].height, records[0].width, share, seed=seed)
+        blocks = [(kind, _part(records[0], window)) for kind, window in parts]
+        return {kind: tuple(block for own, block in blocks if own == kind) for kind in SPLITS}
+    if split is None:
+        chosen = blocked_split({record.name: record.height * record.width for record in records}, share, seed)
+    elif isinstance(split, Mapping):
+        chosen = check_split(split, names, "the split")
+    else:
+        chosen = read_split(split, names)
+    return {kind: tuple(r for r in records if chosen[r.name] == kind) for kind in SPLITS}
+
+
+def _part(record: Record, window: Window) -> Record:
+    upright = window.width == record.width
+    span = (window.top, window.height) if upright else (window.left, window.width)
+    name = f"{record.name}_{'rows' if upright else 'columns'}{span[0]}-{sum(span)}"
+    return dataclasses.replace(record, name=name, height=window.height, width=window.width, window=window)
+
+
+def _refuse_unlabelled(root: Path, splits: Mapping[str, tuple[Record, ...]]) -> None:
+    bare = [r.name for kind in ("train", "val") for r in splits.get(kind, ()) if not r.masks]
+    if bare:
+        raise UserError(
+            f"{len(bare)} images of {root} have no mask of the same name: {', '.join(bare[:5])}"
+            f"{', ...' if len(bare) > 5 else ''}; add masks, or list the images as unused in split.csv"
+        )

@@ -1,0 +1,157 @@
+"""Turning the values or colours of a mask file into class ids from 0, with 255 ignored.
+
+Colours are matched exactly. A colour or value that no table entry explains is an error that says how many
+pixels have it and where the first one is; it never becomes a class by accident.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crispseg.data.classes import IGNORE, ClassTable, Colour
+from crispseg.errors import UserError
+
+Mask = NDArray[np.uint8]  # (H, W), class ids from 0, IGNORE where nothing is to be learnt or scored
+Unknown = Literal["error", "ignore"]
+
+
+class LabelError(UserError):
+    """A colour or value that the class table does not explain."""
+
+
+def encode(
+    array: NDArray[Any], table: ClassTable, where: str, *, unknown: Unknown = "error", tolerance: int = 0
+) -> tuple[Mask, int]:
+    """A mask file's array, (H, W) values or (H, W, 3 or 4) colours, as class ids; and the count of mended pixels.
+
+    Mended are the pixels whose colour lay within `tolerance` of a table colour in every channel, and, with
+    unknown="ignore", those that no entry explains. Both are off unless asked for.
+    """
+    if array.ndim == 2 or array.shape[2] == 1:
+        return _encode_values(array.reshape(array.shape[:2]), table, where, unknown)
+    if array.shape[2] not in (3, 4):
+        raise UserError(f"{where} has {array.shape[2]} bands; a mask has one (ids) or three (colours)")
+    colours = array[..., :3]  # an alpha channel says nothing about classes
+    if not table.colours:
+        if (colours == colours[..., :1]).all():
+            return _encode_values(colours[..., 0], table, where, unknown)
+        raise UserError(f"{where} is a colour mask, but the class table has no colours; add r, g, b columns")
+    if colours.dtype != np.uint8:
+        raise UserError(f"{where} is a colour mask of type {colours.dtype}; colour masks must be 8 bit")
+    return _encode_colours(colours, table, where, unknown, tolerance)
+
+
+def _encode_values(array: NDArray[Any], table: ClassTable, where: str, unknown: Unknown) -> tuple[Mask, int]:
+    if array.dtype.kind == "f" and not (array == np.rint(array)).all():
+        raise UserError(f"{where} holds fractions; an index mask holds whole class ids")
+    found = {int(v): int(n) for v, n in zip(*np.unique(array, return_counts=True), strict=True)}
+    meaning = {value: index for index, value in enumerate(table.file_values)}
+    meaning.update({value: IGNORE for value in table.ignored_values if value not in meaning})
+    strangers = {value: count for value, count in found.items() if value not in meaning}
+    if strangers and unknown == "error":
+        value, count = max(strangers.items(), key=lambda item: item[1])
+        row, column = np.argwhere(array == value)[0]
+        raise LabelError(
+            f"{where}: class id {value} is out of range: {count} pixels, the first at row {row}, "
+            f"column {column}; known ids are {_listed(table.file_values)}, ignored {_listed(table.ignored_values)}"
+        )
+    result = np.full(array.shape, IGNORE, np.uint8)
+    for value in found:
+        if meaning.get(value, IGNORE) != IGNORE:
+            result[array == value] = meaning[value]
+    return result, sum(strangers.values())
+
+
+def _listed(values: tuple[int, ...]) -> str:
+    return ", ".join(map(str, values))
+
+
+_ROWS_AT_ONCE = 512  # a 6000 x 6000 tile is packed in strips, so that memory stays small
+_STRANGER = -1
+
+
+def _encode_colours(
+    colours: NDArray[np.uint8], table: ClassTable, where: str, unknown: Unknown, tolerance: int
+) -> tuple[Mask, int]:
+    known = np.array((*table.colours, *table.ignored_colours), np.uint8)  # (K, 3)
+    ids = np.array([*range(len(table.colours)), *[IGNORE] * len(table.ignored_colours)], np.int16)
+    order = np.argsort(pack(known))
+    known, ids = known[order], ids[order]
+    result = np.empty(colours.shape[:2], np.uint8)
+    mended, strangers = 0, _Strangers()
+    for top in range(0, colours.shape[0], _ROWS_AT_ONCE):
+        packed = pack(colours[top : top + _ROWS_AT_ONCE])
+        found = _look_up(packed, pack(known), ids)
+        if tolerance and (found == _STRANGER).any():
+            others, spots = np.unique(packed[found == _STRANGER], return_inverse=True)
+            near = _nearest(others, known, ids, tolerance)[spots]
+            found[found == _STRANGER] = near
+            mended += int((near != _STRANGER).sum())
+        strangers.add(packed, found == _STRANGER, top)
+        result[top : top + _ROWS_AT_ONCE] = np.where(found == _STRANGER, IGNORE, found)
+    if strangers.count and unknown == "error":
+        raise LabelError(f"{where}: {strangers.sentence()}")
+    return result, mended + strangers.count
+
+
+def _look_up(packed: NDArray[np.uint32], keys: NDArray[np.uint32], ids: NDArray[np.int16]) -> NDArray[np.int16]:
+    """The id of each packed colour among the sorted keys, or _STRANGER."""
+    spots = np.searchsorted(keys, packed).clip(max=len(keys) - 1)
+    return np.where(keys[spots] == packed, ids[spots], np.int16(_STRANGER))
+
+
+def pack(colours: NDArray[np.uint8]) -> NDArray[np.uint32]:
+    wide = colours.astype(np.uint32)
+    packed: NDArray[np.uint32] = (wide[..., 0] << np.uint32(16)) | (wide[..., 1] << np.uint32(8)) | wide[..., 2]
+    return packed
+
+
+def unpack(packed: int) -> Colour:
+    return (packed >> 16, packed >> 8 & 255, packed & 255)
+
+
+def _nearest(
+    packed: NDArray[np.uint32], known: NDArray[np.uint8], ids: NDArray[np.int16], tolerance: int
+) -> NDArray[np.int16]:
+    """The id of the known colour within `tolerance` of each of these in every channel, or _STRANGER."""
+    result = np.full(len(packed), _STRANGER, np.int16)
+    for start in range(0, len(packed), 100_000):
+        part = packed[start : start + 100_000]
+        own = np.stack([part >> 16, part >> 8 & 255, part & 255], axis=-1).astype(np.int16)  # (N, 3)
+        apart = np.abs(own[:, None] - known.astype(np.int16)).max(axis=-1)  # (N, K)
+        alone = (apart == apart.min(axis=1, keepdims=True)).sum(axis=1) == 1  # as near to two colours: no guessing
+        near = (apart.min(axis=1) <= tolerance) & alone
+        result[start : start + 100_000][near] = ids[apart.argmin(axis=1)[near]]
+    return result
+
+
+class _Strangers:
+    """Pixels whose colour no entry explains: how many, and the first."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first: tuple[int, int] = (0, 0)
+        self.colour = 0
+
+    def add(self, packed: NDArray[np.uint32], where: NDArray[np.bool_], top: int) -> None:
+        if not where.any():
+            return
+        if not self.count:
+            row, column = np.argwhere(where)[0]
+            self.first, self.colour = (top + int(row), int(column)), int(packed[row, column])
+        self.count += int(where.sum())
+
+    def sentence(self) -> str:
+        return (
+            f"{self.count} pixels have a colour that is not in the class table, the first at "
+            f"row {self.first[0]}, column {self.first[1]}: {','.join(map(str, unpack(self.colour)))}"
+        )
+
+
+def histogram(mask: Mask, classes: int) -> list[int]:
+    """Pixels per class id; ignored pixels are not counted."""
+    counts: list[int] = np.bincount(mask.reshape(-1), minlength=256)[:classes].tolist()
+    return counts

@@ -1,0 +1,136 @@
+"""Files under a folder, with zip archives (and plain zips stored inside zips) looked into as if they were folders."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+import zipfile
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from crispseg.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A file; `path` is below the source, and a zip counts as a folder: Potsdam.zip/2_Ortho_RGB/x.tif."""
+
+    path: PurePosixPath
+    size: int
+    source: Path | Callable[[], bytes] = dataclasses.field(repr=False, compare=False)
+
+    def open(self) -> Path | bytes:
+        """The file itself, or the bytes of what lies in an archive."""
+        return self.source if isinstance(self.source, Path) else self.source()
+
+    @property
+    def folder(self) -> str:
+        """The name of the folder it lies in, or of its archive, in small letters."""
+        return self.path.parent.name.lower()
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        return tuple(part.lower() for part in self.path.parent.parts)
+
+
+@dataclasses.dataclass
+class Scan:
+    entries: list[Entry] = dataclasses.field(default_factory=list)
+    problems: list[str] = dataclasses.field(default_factory=list)
+
+
+def scan(source: str | Path) -> Scan:
+    """Everything under `source`, which may itself be a zip; broken archives are problems, not exceptions."""
+    source = Path(source)
+    found = Scan()
+    if source.is_file() and zipfile.is_zipfile(source):
+        _scan_zip(source, PurePosixPath(source.name), found)
+    elif source.is_dir():
+        for folder, folders, names in os.walk(source, followlinks=True):
+            folders.sort()
+            for name in sorted(names):
+                path = Path(folder, name)
+                _scan_file(path, PurePosixPath(path.relative_to(source).as_posix()), found)
+    else:
+        raise UserError(f"{source} is neither a folder nor a zip archive; give --source the folder of the archives")
+    return found
+
+
+def _scan_file(path: Path, below: PurePosixPath, found: Scan) -> None:
+    if path.name.startswith("."):
+        return
+    if path.suffix.lower() == ".zip":
+        _scan_zip(path, below, found)
+    else:
+        found.entries.append(Entry(below, path.stat().st_size, path))
+
+
+def _scan_zip(file: Path | _Slice, below: PurePosixPath, found: Scan) -> None:
+    try:
+        archive = zipfile.ZipFile(file)
+    except (OSError, zipfile.BadZipFile) as error:
+        found.problems.append(f"{below} is not a readable zip archive ({error}); download it again")
+        return
+    for member in archive.infolist():
+        path = below / member.filename
+        if member.is_dir() or path.name.startswith(".") or "__MACOSX" in path.parts:
+            continue
+        if path.suffix.lower() != ".zip":
+            found.entries.append(Entry(path, member.file_size, _reader(archive, member, path)))
+        elif member.compress_type == zipfile.ZIP_STORED and isinstance(file, Path):
+            _scan_zip(_Slice(file, _data_offset(file, member), member.file_size), path, found)
+        else:
+            found.problems.append(f"{path} is a compressed archive inside an archive; unzip {below} first")
+
+
+def _reader(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: PurePosixPath) -> Callable[[], bytes]:
+    def read() -> bytes:
+        try:
+            return archive.read(member)
+        except (zipfile.BadZipFile, OSError, RuntimeError, NotImplementedError, EOFError) as error:
+            raise UserError(f"{path} cannot be taken out of its archive ({error}); download it again") from error
+
+    return read
+
+
+def _data_offset(file: Path, member: zipfile.ZipInfo) -> int:
+    """Where a member's bytes begin: after its local header, whose name and extra field vary in length."""
+    with file.open("rb") as opened:
+        opened.seek(member.header_offset)
+        header = opened.read(30)
+    return member.header_offset + 30 + int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
+
+
+class _Slice(io.RawIOBase):
+    """Part of a file as a file of its own, so that a zip stored in a zip is read in place."""
+
+    def __init__(self, path: Path, offset: int, size: int) -> None:
+        self._file = path.open("rb")
+        self._offset, self._size, self._at = offset, size, 0
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        self._at = max(base + offset, 0)
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        self._file.seek(self._offset + self._at)
+        data = self._file.read(min(len(buffer), max(self._size - self._at, 0)))
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()

@@ -1,0 +1,236 @@
+"""Opening folders: anyone's own data, with and without tables and splits, and what goes wrong with it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from crispseg.data import ClassTable, get_protocol, open_folder
+from crispseg.data.dataset import check_bands
+from crispseg.data.images import read_image
+from crispseg.errors import UserError
+from tests.fakedata import fake_own, scene
+from tests.fakedata.folders import OWN_COLOURS, OWN_NAMES
+
+SHARED = Path(__file__).parents[3] / "shared" / "data"
+needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the shared data sets are not on this machine")
+
+
+def test_index_masks_without_a_table(tmp_path: Path) -> None:
+    folder = open_folder(fake_own(tmp_path / "mine"))
+    assert folder.table.names == ("class_0", "class_1", "class_2")
+    assert folder.protocol.name == "mine/own3" and folder.protocol.scored == folder.table.names
+    assert (folder.bands, folder.dtype) == (3, "uint8")
+    names = {r.name for split in ("train", "val") for r in folder.records(split)}
+    assert len(names) == 6
+    record = folder.records("val")[0]
+    with Image.open(record.masks["full"]) as picture:
+        assert np.array_equal(folder.read_mask(record), np.asarray(picture))
+
+
+def test_colour_masks_with_a_table(tmp_path: Path) -> None:
+    folder = open_folder(fake_own(tmp_path, colour=True))
+    assert folder.table.names == OWN_NAMES and folder.protocol.palette == OWN_COLOURS
+    record = folder.records("train")[0]
+    mask = folder.read_mask(record)
+    with Image.open(record.masks["full"]) as picture:
+        colours = np.asarray(picture)
+    for row, column in np.ndindex(mask.shape):
+        assert OWN_COLOURS[mask[row, column]] == tuple(colours[row, column])
+
+
+def test_colour_masks_without_a_table_show_how_to_write_one(tmp_path: Path) -> None:
+    fake_own(tmp_path, colour=True)
+    (tmp_path / "classes.csv").unlink()
+    with pytest.raises(UserError) as caught:
+        open_folder(tmp_path)
+    message = str(caught.value)
+    for r, g, b in OWN_COLOURS:
+        assert f"  {r},{g},{b}: " in message
+    assert "name,r,g,b,ignore" in message
+    # the advice works when followed
+    rows = message[message.index("name,r,g,b,ignore") :]
+    (tmp_path / "classes.csv").write_text(rows + "\n")
+    assert len(open_folder(tmp_path).table.names) == 3
+
+
+def test_masks_of_nothing_and_something_need_a_table(tmp_path: Path) -> None:
+    fake_own(tmp_path)
+    for path in (tmp_path / "masks").iterdir():
+        with Image.open(path) as picture:
+            binary = (np.asarray(picture) > 0).astype(np.uint8) * 255
+        Image.fromarray(binary).save(path)
+    with pytest.raises(UserError, match="255 means ignored here"):
+        open_folder(tmp_path)
+    (tmp_path / "classes.csv").write_text("name,id\nnothing,0\nsomething,255\n")
+    folder = open_folder(tmp_path)
+    assert set(np.unique(folder.read_mask(folder.records("train")[0]))) == {0, 1}
+
+
+def test_table_of_a_protocol_may_ignore_classes(tmp_path: Path) -> None:
+    fake_own(tmp_path / "mine", colour=True)
+    own = open_folder(tmp_path / "mine")
+    import dataclasses
+
+    fewer = dataclasses.replace(
+        own.protocol, name="mine/two", classes=("roof", "meadow"), scored=("roof",), ignored=("water",)
+    )
+    folder = open_folder(tmp_path / "mine", protocol=fewer)
+    record = folder.records("train")[0]
+    lookup = np.array([1, 255, 0])
+    assert np.array_equal(folder.read_mask(record), lookup[own.read_mask(record)])
+    wrong = dataclasses.replace(fewer, ignored=())
+    with pytest.raises(UserError, match=r"class 'water' .* is not in protocol mine/two"):
+        open_folder(tmp_path / "mine", protocol=wrong).read_mask(record)
+
+
+def test_split_file_and_split_argument(tmp_path: Path) -> None:
+    fake_own(tmp_path)
+    names = sorted(path.stem for path in (tmp_path / "images").iterdir())
+    lines = [f"{name},{'val' if name == names[2] else 'train'}" for name in names]
+    (tmp_path / "split.csv").write_text("\n".join(["name,split", *lines]))
+    assert [r.name for r in open_folder(tmp_path).records("val")] == [names[2]]
+    chosen = dict.fromkeys(names, "train") | {names[0]: "test", names[5]: "unused"}
+    folder = open_folder(tmp_path, split=chosen)
+    assert len(folder.records("train")) == 4 and folder.protocol.scored_split == "test"
+    with pytest.raises(UserError, match=r"the val split of .* is empty; it has train, test"):
+        folder.records("val")
+    with pytest.raises(UserError, match="unknown split 'vall'; did you mean 'val'"):
+        folder.records("vall")
+
+
+def test_one_image_is_split_into_parts_with_a_gap(tmp_path: Path) -> None:
+    fake_own(tmp_path, images=1, size=(300, 100))
+    folder = open_folder(tmp_path)
+    whole = read_image(next((tmp_path / "images").iterdir()))
+    for split in ("train", "val"):
+        for record in folder.records(split):
+            window = record.window
+            assert window is not None
+            image, mask = folder.read_image(record), folder.read_mask(record)
+            assert image.shape[:2] == mask.shape == (record.height, record.width)
+            assert np.array_equal(image, whole[window.top : window.top + window.height])
+    assert len({r.name for s in ("train", "val") for r in folder.records(s)}) >= 2
+
+
+def test_the_split_depends_on_the_seed_alone(tmp_path: Path) -> None:
+    fake_own(tmp_path / "a")
+    shutil.copytree(tmp_path / "a", tmp_path / "b" / "a")
+    first, second = open_folder(tmp_path / "a"), open_folder(tmp_path / "b" / "a")
+    assert first.protocol == second.protocol and first.protocol.hash == second.protocol.hash
+    assert any(open_folder(tmp_path / "a", seed=s).protocol != first.protocol for s in range(1, 6))
+
+
+def test_statistics_are_those_of_all_pixels(tmp_path: Path) -> None:
+    folder = open_folder(fake_own(tmp_path))
+    pixels = np.concatenate([folder.read_image(r).reshape(-1, 3) for r in folder.records("train")]).astype(float)
+    assert np.allclose(folder.statistics().mean, pixels.mean(0)) and np.allclose(folder.statistics().std, pixels.std(0))
+
+
+def test_sixteen_bit_multi_band_and_float_tif(tmp_path: Path) -> None:
+    rasterio = pytest.importorskip("rasterio")
+    rng = np.random.default_rng(0)
+    for dtype in ("uint16", "float32"):
+        root = tmp_path / dtype
+        fake_own(root, images=2)
+        for path in list((root / "images").iterdir()):
+            image = (scene(rng, (72, 88), bands=5)[0].astype(dtype) * 3).astype(dtype)
+            if dtype == "float32":
+                image[:3] = np.nan
+            path.unlink()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                with rasterio.open(
+                    path.with_suffix(".tif"), "w", driver="GTiff", width=88, height=72, count=5, dtype=dtype
+                ) as file:
+                    file.write(np.moveaxis(image, -1, 0))
+        folder = open_folder(root)
+        assert (folder.bands, folder.dtype) == (5, dtype)
+        assert np.isfinite(folder.statistics().mean).all()
+        with pytest.raises(UserError, match=r"crisp_tiny takes 3 bands, but the images of .* have 5"):
+            check_bands(folder, 3, "crisp_tiny")
+
+
+def test_faults_of_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no data folder"):
+        open_folder(tmp_path / "none")
+    with pytest.raises(UserError, match="no folder images/"):
+        open_folder(tmp_path)
+    root = fake_own(tmp_path / "mine")
+    masks = sorted((root / "masks").iterdir())
+    masks[0].rename(tmp_path / "kept.png")
+    with pytest.raises(UserError, match=r"1 images of .* have no mask of the same name: site0_part0"):
+        open_folder(root)
+    with Image.open(tmp_path / "kept.png") as picture:
+        picture.crop((0, 0, 20, 30)).save(masks[0])
+    with pytest.raises(UserError, match=r"site0_part0\.png is 20 x 30 px, but its image site0_part0\.png is 88 x 72"):
+        open_folder(root)
+    shutil.copy(tmp_path / "kept.png", masks[0])
+    folder = open_folder(root, classes=ClassTable(("a", "b")))
+    with pytest.raises(UserError, match="class id 2 is out of range"):
+        for record in folder.records("train"):
+            folder.read_mask(record)
+    shutil.copy(root / "images" / "site0_part0.png", root / "images" / "site0_part0.jpg")
+    with pytest.raises(UserError, match="holds both"):
+        open_folder(root)
+    (root / "images" / "site0_part0.jpg").unlink()
+    (root / "dataset.json").write_text("[")
+    with pytest.raises(UserError, match=r"dataset\.json cannot be read"):
+        open_folder(root)
+
+
+def test_an_image_with_other_bands_is_refused_when_read(tmp_path: Path) -> None:
+    root = fake_own(tmp_path)
+    odd = sorted((root / "images").iterdir())[-1]
+    with Image.open(odd) as picture:
+        grey = picture.convert("L")
+    grey.save(odd)
+    folder = open_folder(root)
+    record = next(r for s in ("train", "val") for r in folder.records(s) if r.image == odd)
+    with pytest.raises(UserError, match="has 1 bands of uint8, the others"):
+        folder.read_image(record)
+
+
+@needs_shared
+def test_dubai_opens_with_its_stated_split() -> None:
+    folder = open_folder(SHARED / "dubai", protocol="dubai/own5")
+    assert {r.name.split("_")[0] for r in folder.records("train")} == {"tile4", "tile5", "tile7", "tile8"}
+    assert {r.name.split("_")[0] for r in folder.records("val")} == {"tile1", "tile3"}
+    record = folder.records("val")[0]
+    assert folder.read_image(record).shape == (record.height, record.width, 3)
+    assert set(np.unique(folder.read_mask(record))) <= {0, 1, 2, 3, 4, 255}
+    by_place = open_folder(SHARED / "dubai", classes="dubai")
+    tiles = [{r.name.split("_")[0] for r in by_place.records(split)} for split in ("train", "val")]
+    assert not tiles[0] & tiles[1]
+
+
+@needs_shared
+@pytest.mark.parametrize("fold", [0, 1, 2])
+def test_vaihingen_fragment_leaves_one_tile_out(fold: int) -> None:
+    folder = open_folder(SHARED / "vaihingen_fragment", protocol=get_protocol("vaihingen_fragment", fold))
+    assert [r.name for r in folder.records("val")] == [f"tile_{fold}"]
+    assert len(folder.records("train")) == 2
+    record = folder.records("val")[0]
+    mask, image = folder.read_mask(record), folder.read_image(record)
+    assert set(np.unique(mask)) == {0, 1, 2, 3, 4, 255}
+    missing = (image == 0).all(axis=-1)
+    assert missing.any() and (mask[missing] == 255).mean() > 0.99
+
+
+def test_manifest_makes_opening_cheap(tmp_path: Path) -> None:
+    """A folder with a manifest is opened without reading its images."""
+    root = fake_own(tmp_path)
+    folder = open_folder(root)
+    images = [
+        {"name": r.name, "height": 72, "width": 88, "sums": [[1, 5, 25]] * 3}
+        for s in ("train", "val")
+        for r in folder.records(s)
+    ]
+    (root / "dataset.json").write_text(json.dumps({"classes": folder.table.to_rows(), "images": images}))
+    assert open_folder(root).statistics().mean == (5, 5, 5)

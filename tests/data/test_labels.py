@@ -1,0 +1,91 @@
+"""Mask files to class ids, against loops over pixels."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from crispseg.data.classes import IGNORE, ClassTable
+from crispseg.data.labels import LabelError, encode, histogram
+from crispseg.errors import UserError
+
+COLOURS = ((255, 255, 255), (0, 0, 255), (10, 20, 30))
+TABLE = ClassTable(("a", "b", "c"), COLOURS, ignored_colours=((0, 0, 0),))
+
+
+@settings(max_examples=40, deadline=None)
+@given(arrays(np.uint8, (5, 4), elements=st.integers(0, 3)))
+def test_colours_become_the_class_they_belong_to(choice: np.ndarray) -> None:
+    palette = np.array((*COLOURS, (0, 0, 0)), np.uint8)
+    mask, mended = encode(palette[choice], TABLE, "x.png")
+    assert mended == 0
+    assert mask.tolist() == [[IGNORE if v == 3 else int(v) for v in row] for row in choice]
+
+
+@settings(max_examples=40, deadline=None)
+@given(arrays(np.uint8, (6, 5, 3), elements=st.one_of(st.integers(0, 40), st.integers(0, 255))), st.integers(0, 60))
+def test_any_colours_agree_with_a_loop(array: np.ndarray, tolerance: int) -> None:
+    known = [*COLOURS, (0, 0, 0)]
+    expected = np.full((6, 5), IGNORE)
+    strangers, mended, first = 0, 0, None
+    for row, column in np.ndindex(6, 5):
+        apart = [max(abs(int(a) - b) for a, b in zip(array[row, column], colour, strict=True)) for colour in known]
+        best = int(np.argmin(apart))
+        if apart[best] > tolerance or apart.count(apart[best]) > 1:
+            strangers += 1
+            first = first or (row, column)
+        else:
+            mended += apart[best] > 0
+            expected[row, column] = best if best < 3 else IGNORE
+    if strangers:
+        with pytest.raises(LabelError, match=rf"{strangers} pixels.*row {first[0]}, column {first[1]}"):
+            encode(array, TABLE, "x.png", tolerance=tolerance)
+    mask, count = encode(array, TABLE, "x.png", tolerance=tolerance, unknown="ignore")
+    assert np.array_equal(mask, expected)
+    assert count == strangers + mended
+
+
+def test_neighbours_of_a_class_colour_are_strangers() -> None:
+    """Colours that a sum or a hash of the channels would confuse."""
+    for colour in ((255, 255, 254), (0, 255, 0), (255, 0, 0), (30, 20, 10)):
+        with pytest.raises(LabelError, match=f"{colour[0]},{colour[1]},{colour[2]}"):
+            encode(np.full((2, 2, 3), colour, np.uint8), TABLE, "x.png")
+
+
+@settings(max_examples=30, deadline=None)
+@given(arrays(np.int32, (4, 7), elements=st.sampled_from([3, 7, 11, 99])))
+def test_values_map_through_the_table(values: np.ndarray) -> None:
+    table = ClassTable(("a", "b", "c"), values=(7, 3, 11), ignored_values=(99,))
+    mask, _ = encode(values, table, "x.tif")
+    lookup = {7: 0, 3: 1, 11: 2, 99: IGNORE}
+    assert mask.tolist() == [[lookup[int(v)] for v in row] for row in values]
+
+
+def test_an_unknown_value_is_told_with_its_place() -> None:
+    values = np.zeros((4, 4), np.uint8)
+    values[2, 1] = 9
+    with pytest.raises(LabelError, match=r"m\.png: class id 9 is out of range: 1 pixels, the first at row 2, column 1"):
+        encode(values, ClassTable(("a", "b")), "m.png")
+
+
+def test_masks_of_other_kinds() -> None:
+    alpha = np.dstack([np.full((2, 2, 3), COLOURS[1], np.uint8), np.full((2, 2), 255, np.uint8)])
+    assert (encode(alpha, TABLE, "x")[0] == 1).all()
+    grey = np.ones((2, 2, 3), np.uint8)
+    assert (encode(grey, ClassTable(("a", "b")), "x")[0] == 1).all()
+    assert (encode(np.ones((2, 2)), ClassTable(("a", "b")), "x")[0] == 1).all()
+    with pytest.raises(UserError, match="fractions"):
+        encode(np.full((2, 2), 0.5), ClassTable(("a", "b")), "x")
+    with pytest.raises(UserError, match="no colours"):
+        encode(np.full((1, 1, 3), (1, 2, 3), np.uint8), ClassTable(("a", "b")), "x")
+    with pytest.raises(UserError, match="8 bit"):
+        encode(np.full((1, 1, 3), (1, 2, 3), np.uint16), TABLE, "x")
+    with pytest.raises(UserError, match="5 bands"):
+        encode(np.zeros((1, 1, 5), np.uint8), TABLE, "x")
+
+
+def test_histogram_leaves_ignored_pixels_out() -> None:
+    assert histogram(np.array([[0, 1, 1, IGNORE]], np.uint8), 3) == [1, 2, 0]

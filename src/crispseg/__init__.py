@@ -20,6 +20,7 @@ _ROOMS = {
     "create_backbone": "crispseg.models.vssd",
     "list_backbones": "crispseg.models.vssd",
     "load_vssd_checkpoint": "crispseg.models.vssd_checkpoint",
+    "load_authors_checkpoint": "crispseg.peers.authors",
     "load": "crispseg.models.folder",
     "UserError": "crispseg.errors",
 }
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from crispseg.models.vssd import create_backbone as create_backbone
     from crispseg.models.vssd import list_backbones as list_backbones
     from crispseg.models.vssd_checkpoint import load_vssd_checkpoint as load_vssd_checkpoint
+    from crispseg.peers.authors import load_authors_checkpoint as load_authors_checkpoint
 
 
 def __getattr__(name: str) -> Any:

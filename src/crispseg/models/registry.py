@@ -22,7 +22,7 @@ class Entry(NamedTuple):
 
 
 _ENTRIES: dict[str, Entry] = {}
-_FAMILIES = ("crispseg.models.crisp", "crispseg.models.upernet")
+_FAMILIES = ("crispseg.models.crisp", "crispseg.models.upernet", "crispseg.peers")
 
 
 def register(name: str, build: Builder, summary: str, requires: str = "", extra: str = "") -> None:

@@ -1,0 +1,84 @@
+"""Encoders that timm builds, with fresh weights: ResNet-18, EfficientNet-B3, ConvNeXt-B; and timm's import."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from crispseg.models.layers import BatchNorm2d
+
+
+@cache
+def import_timm() -> Any:
+    """timm, also where torchvision's compiled part cannot load (a CUDA build of it beside a CPU build of torch).
+
+    timm imports torchvision, which then stops at two operators nobody here calls; declaring them lets it go on.
+    """
+    try:
+        importlib.import_module("torchvision")
+    except RuntimeError as error:
+        if "torchvision::nms" not in str(error):
+            raise
+        _forget("torchvision")
+        signature = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+        torch.library.define("torchvision::nms", signature)
+        torch.library.define("torchvision::qnms", signature)
+    return importlib.import_module("timm")
+
+
+def _forget(package: str) -> None:
+    """Drop a half-imported package, so that the next import starts from its beginning."""
+    for name in [n for n in sys.modules if n == package or n.startswith(f"{package}.")]:
+        del sys.modules[name]
+
+
+def timm_features(name: str, in_channels: int, indices: tuple[int, ...], **options: Any) -> nn.Module:
+    """timm's `name` as a module that maps an image to the list of its feature maps at `indices`."""
+    encoder = import_timm().create_model(
+        name, pretrained=False, features_only=True, in_chans=in_channels, out_indices=indices, **options
+    )
+    _allow_batch_of_one(encoder)
+    return encoder
+
+
+def resnet18(in_channels: int) -> nn.Module:
+    """64, 128, 256 and 512 channels at strides 4, 8, 16, 32."""
+    return timm_features("resnet18", in_channels, (1, 2, 3, 4))
+
+
+def efficientnet_b3(in_channels: int) -> nn.Module:
+    """32, 48, 136 and 384 channels at strides 4, 8, 16, 32."""
+    return timm_features("efficientnet_b3", in_channels, (1, 2, 3, 4))
+
+
+def convnext_base(in_channels: int, drop_path: float) -> nn.Module:
+    """128, 256, 512 and 1024 channels at strides 4, 8, 16, 32 (sizes rounded down)."""
+    return timm_features("convnext_base", in_channels, (0, 1, 2, 3), drop_path_rate=drop_path)
+
+
+class NormAct(BatchNorm2d):
+    """BatchNorm and an activation under one name, as timm's EfficientNet wants it."""
+
+    def __init__(self, num_features: int, eps: float, momentum: float | None, act: nn.Module) -> None:
+        super().__init__(num_features, eps, momentum)
+        self.act = act
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.act(super().forward(input))
+
+
+def _allow_batch_of_one(encoder: nn.Module) -> None:
+    """Exchange timm's BatchNorms for ours, which also train on one value per channel."""
+    for parent in list(encoder.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, nn.BatchNorm2d):
+                settings = (child.num_features, child.eps, child.momentum)
+                act = getattr(child, "act", None)
+                ours = BatchNorm2d(*settings) if act is None else NormAct(*settings, act)
+                ours.load_state_dict(child.state_dict())  # keeps timm's initialisation
+                setattr(parent, name, ours)

@@ -33,6 +33,8 @@ def test_forward_and_gradients(dtype, scale, length, rule):
     for name, found, expected in zip("v b c rho d g omega s t".split(), grads, truth_grads, strict=True):
         if found.dtype == torch.float16 and expected.abs().max() < 1e-4:
             continue  # below float16's range: mixed-precision training scales its loss for this reason
+        if (found.cpu().double() - expected).norm() < 1e-6:
+            continue  # the mean's gates have no gradient at all with a single token
         assert relative_error(found.cpu(), expected) < max(BOUNDS[dtype], 1e-4), name
 
 

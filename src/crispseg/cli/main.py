@@ -11,10 +11,17 @@ from collections.abc import Sequence
 
 # Verb -> what it does. The module crispseg.cli.<verb> is imported only when its verb is asked for.
 VERBS = {
-    "models": "list the models that can be created",
-    "info": "parameters, operations, memory and stages of a model",
-    "doctor": "what this machine has and what works on it",
     "demo": "train a small model on a generated scene and draw the result",
+    "prepare": "make a data set's archives ready for training",
+    "info": "what a model costs, or what a data folder holds",
+    "train": "train a model on a folder of images and masks",
+    "eval": "score a model, or compare two",
+    "predict": "segment whole scenes into georeferenced maps",
+    "vectorize": "turn a class map into polygons",
+    "ablate": "run a table of experiments over several seeds",
+    "bench": "time and memory of any model, side by side",
+    "models": "list the models that can be created",
+    "doctor": "what this machine has and what works on it",
 }
 
 

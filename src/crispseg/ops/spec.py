@@ -69,7 +69,7 @@ def without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def wrapped(first: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if not torch.amp.is_autocast_available(first.device.type):
+        if first.device.type == "meta":  # where nothing is computed and autocasting does not exist
             return function(first, *args, **kwargs)
         with torch.autocast(first.device.type, enabled=False):
             return function(first, *args, **kwargs)

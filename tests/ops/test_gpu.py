@@ -30,7 +30,9 @@ def test_forward_and_gradients(dtype, scale, length, rule):
     result = ncssd(*moved[:5], Gates(*moved[5:]), rule)
     assert relative_error(result.cpu(), truth) < BOUNDS[dtype]
     grads = torch.autograd.grad((result * weight.cuda().float()).sum(), moved)
-    for name, found, expected in zip("v b c rho d g omega s t".split(), grads, truth_grads, strict=True):
+    for name, found, expected in zip(
+        ("v", "b", "c", "rho", "d", "g", "omega", "s", "t"), grads, truth_grads, strict=True
+    ):
         if found.dtype == torch.float16 and expected.abs().max() < 1e-4:
             continue  # below float16's range: mixed-precision training scales its loss for this reason
         if (found.cpu().double() - expected).norm() < 1e-6:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from crispseg import config as configs
-from crispseg.ops.spec import Gates, Readout, Skip
+from crispseg.ops.spec import Gates, Readout, Skip, widened
 
 RESIDUAL_FLOOR = 1e-4
 
@@ -58,8 +58,8 @@ class DCO(nn.Module):
 
     def gates(self) -> Gates:
         return Gates(
-            residual=None if self.lambda_ is None else RESIDUAL_FLOOR + self.lambda_.float(),
-            omega=None if self.omega is None else torch.tanh(self.omega.float()),
-            s=None if self.s is None else torch.tanh(self.s.float()),
-            t=None if self.t is None else torch.tanh(self.t.float()),
+            residual=None if self.lambda_ is None else RESIDUAL_FLOOR + widened(self.lambda_),
+            omega=None if self.omega is None else torch.tanh(widened(self.omega)),
+            s=None if self.s is None else torch.tanh(widened(self.s)),
+            t=None if self.t is None else torch.tanh(widened(self.t)),
         )

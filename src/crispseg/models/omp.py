@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from crispseg.errors import UserError
 from crispseg.models.layers import ConvNorm, resize
-from crispseg.ops.spec import without_autocast
+from crispseg.ops.spec import widened, without_autocast
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,13 +106,22 @@ class DynamicTokens(nn.Module):
 
     def forward(self, feature: Tensor) -> Tensor:
         """The deepest feature map (B, C, h, w) -> tokens (B, classes, dim)."""
-        bank = self.expand(self.embedding).unflatten(-1, (self.candidates, -1))  # (classes, M, dim)
-        return torch.einsum("bcm,cmd->bcd", self.weights(feature).to(bank.dtype), bank)
+        for_max, for_mean = self.halves(feature.flatten(2).transpose(1, 2))
+        return self.tokens(for_max.amax(1), for_mean.mean(1))
 
-    def weights(self, feature: Tensor) -> Tensor:
+    def halves(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """What the maximum and what the mean is taken of: pixels (B, L, C) -> (B, L, dim / 2) each."""
+        for_max, for_mean = self.reduce(pixels).chunk(2, dim=-1)
+        return for_max, for_mean
+
+    def tokens(self, maximum: Tensor, mean: Tensor) -> Tensor:
+        """The class tokens of an image whose halves have this maximum and mean."""
+        bank = self.expand(self.embedding).unflatten(-1, (self.candidates, -1))  # (classes, M, dim)
+        return torch.einsum("bcm,cmd->bcd", self.weights(maximum, mean).to(bank.dtype), bank)
+
+    def weights(self, maximum: Tensor, mean: Tensor) -> Tensor:
         """How much of each candidate the image calls for: (B, classes, M), rows sum to one."""
-        first, second = self.reduce(feature.flatten(2).transpose(1, 2)).chunk(2, dim=-1)  # (B, L, dim / 2) each
-        context = torch.cat([self.from_max(first.amax(1)), self.from_mean(second.mean(1))], dim=-1)
+        context = torch.cat([self.from_max(maximum), self.from_mean(mean)], dim=-1)
         return self.weigh(context).unflatten(-1, (-1, self.candidates)).softmax(-1)
 
 
@@ -185,8 +194,8 @@ class HyperNetwork(nn.Module):
 @without_autocast
 def match(descriptors: Tensor, prototypes: Tensor) -> Tensor:
     """Cosines of every pixel with every prototype: (B, d, h, w) x (B, classes, K, d) -> (B, classes, K, h, w)."""
-    descriptors = functional.normalize(descriptors.float(), dim=1)
-    prototypes = prototypes.float()
+    descriptors = functional.normalize(widened(descriptors), dim=1)
+    prototypes = widened(prototypes)
     cosines = torch.bmm(prototypes.flatten(1, 2), descriptors.flatten(2))  # (B, classes * K, h * w)
     return cosines.view(*prototypes.shape[:3], *descriptors.shape[-2:])
 
@@ -221,7 +230,7 @@ class OMPHead(nn.Module):
 
     def forward(self, features: Sequence[Tensor], allocation: bool = False) -> Matched:
         tokens, pixels = self.interact(features)
-        prototypes = functional.normalize(self.hyper(tokens).float(), dim=-1)
+        prototypes = functional.normalize(widened(self.hyper(tokens)), dim=-1)
         winning = match(pixels, prototypes).max(2)
         return Matched(winning.values * self.scale(), prototypes, winning.indices if allocation else None)
 
@@ -240,4 +249,4 @@ class OMPHead(nn.Module):
 
     def scale(self) -> Tensor:
         """The cosines' temperature: learned, kept between 1 and 100."""
-        return self.log_scale.float().clamp(0.0, math.log(100.0)).exp()
+        return widened(self.log_scale).clamp(0.0, math.log(100.0)).exp()

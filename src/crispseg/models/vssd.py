@@ -20,6 +20,7 @@ from crispseg.errors import UserError, unknown
 from crispseg.models.dco import DCO, DCOConfig, dco_config
 from crispseg.models.layers import ConvNorm, DropPath, to_channels_first, to_channels_last
 from crispseg.ops import Fusion, Gates, Rule, ncssd
+from crispseg.ops.spec import widened
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,8 +86,8 @@ class NCSSDMixer(nn.Module):
         """V (B, L, H, P), B and C (B, L, N), rho (B, L, H) of a convolved map xBC (B, H, W, d + 2N)."""
         inner = self.heads * self.head_width
         v, b, c = xbc.flatten(1, 2).split([inner, self.state, self.state], dim=-1)
-        dt = functional.softplus(dt.flatten(1, 2).float() + self.dt_bias.float())
-        return v.unflatten(-1, (self.heads, self.head_width)), b, c, dt * self.A_log.float().exp()
+        dt = functional.softplus(widened(dt.flatten(1, 2)) + widened(self.dt_bias))
+        return v.unflatten(-1, (self.heads, self.head_width)), b, c, dt * widened(self.A_log).exp()
 
     def finish(self, y: Tensor, z: Tensor) -> Tensor:
         """LayerNorm, gate and output projection: y (B, L, H, P), z (B, H, W, d) -> (B, H, W, C)."""

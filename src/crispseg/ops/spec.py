@@ -59,6 +59,11 @@ def sum_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def widened(x: Tensor) -> Tensor:
+    """Half precision as float32; wider tensors as they are."""
+    return x.to(sum_dtype(x.dtype))
+
+
 def positive_feature(x: Tensor) -> Tensor:
     """elu(x) + 1, written so that small values keep their digits: exp(x) below zero, x + 1 above."""
     return torch.where(x > 0, x + 1, torch.exp(x.clamp(max=0)))

@@ -1,0 +1,163 @@
+"""The whole run: plan, backbone, head, result."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from crispseg.errors import UserError, unknown
+from crispseg.exact.backbone import run_backbone
+from crispseg.exact.context import Context, Progress
+from crispseg.exact.omp import run_omp
+from crispseg.exact.passes import Model
+from crispseg.exact.plan import MEMORY_LIMIT, Plan, make_plan
+from crispseg.exact.store import Folder, Storage
+from crispseg.exact.upernet import run_upernet
+from crispseg.models.crisp import CRISP
+from crispseg.models.layers import to_channels_first
+from crispseg.models.upernet import UPerNet
+
+ReadRows = Callable[[int, int], Tensor]
+WriteRows = Callable[[int, Tensor], None]
+PRECISIONS = ("float32", "float16")
+_SAMPLE_SIDE = {"cpu": 512, "other": 2048}  # of the image that the time estimate is measured on, by device
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    memory_bytes: int  # beyond the model: maps kept in memory, the band at work and what the allocator holds back
+    disk_bytes: int  # temporary files at their largest
+    traffic_bytes: int  # read from and written to them in all
+    seconds: float  # of computing, from a small image measured just now; a slow disk adds to it
+
+
+def segment_stream(
+    model: nn.Module,
+    read_rows: ReadRows,
+    height: int,
+    width: int,
+    write_rows: WriteRows,
+    *,
+    band: int | None = None,
+    spill: Folder = None,
+    spill_precision: str = "float32",
+    memory_limit: int = MEMORY_LIMIT,
+    progress: Progress | None = None,
+) -> None:
+    """Run a model on a scene as one image, holding only bands of it in memory.
+
+    The result is that of `model(image)` on the whole array, to rounding. The model is CRISP or UPerNet on VSSD, in
+    evaluation mode, and runs on the device it is on.
+
+    read_rows(top, bottom): gives the scene's rows, normalised, as (bands, bottom - top, width); called once for each
+        band, from top to bottom.
+    write_rows(top, logits): takes the result's rows (classes, rows, width), from top to bottom, on the model's device.
+    band: rows of each feature map to work on at a time; None chooses by `memory_limit`.
+    spill: folder for the feature maps that do not fit into memory; None is the system's folder for temporary files.
+    spill_precision: what the maps are kept in between passes; "float16" halves the disk space and is no longer exact.
+    memory_limit: bytes of memory to aim at, beyond the model. Three eighths go to maps, as much to the band at work.
+    progress: called with the fraction of the work that is done.
+    """
+    known = _checked(model)
+    like = next(known.parameters())
+    kept = _kept(like.dtype, spill_precision)
+    plan = make_plan(known, height, width, band=band, memory_limit=memory_limit, kept=kept)
+    _check_disk(plan, spill)
+
+    def checked(top: int, bottom: int) -> Tensor:
+        rows, wanted = read_rows(top, bottom), (known.in_channels, bottom - top, width)
+        if tuple(rows.shape) != wanted:
+            raise ValueError(f"read_rows({top}, {bottom}) gave the shape {tuple(rows.shape)}, not {wanted}")
+        if not rows.isfinite().all():
+            # every pixel reaches every other: one such value would blank the whole scene
+            raise UserError(f"the scene has values that are not finite in rows {top} to {bottom - 1}; fill them first")
+        return rows
+
+    with torch.no_grad(), Storage(kept, spill) as storage:
+        run = Context(plan, storage, like, progress)
+        run_backbone(run, known.backbone, checked)
+        top = 0
+        for (rows,) in run_omp(run, known) if isinstance(known, CRISP) else run_upernet(run, known):
+            write_rows(top, to_channels_first(rows)[0])
+            top += rows.shape[1]
+
+
+def logits(model: nn.Module, image: Tensor, **options: object) -> Tensor:
+    """`segment_stream` on an image (bands, H, W) in memory: logits (classes, H, W)."""
+    parts: list[Tensor] = []
+    height, width = image.shape[-2:]
+    segment_stream(
+        model,
+        lambda top, bottom: image[:, top:bottom],
+        height,
+        width,
+        lambda _, rows: parts.append(rows),
+        **options,  # type: ignore[arg-type]
+    )
+    return torch.cat(parts, dim=1)
+
+
+def estimate(
+    model: nn.Module,
+    height: int,
+    width: int,
+    *,
+    band: int | None = None,
+    spill_precision: str = "float32",
+    memory_limit: int = MEMORY_LIMIT,
+) -> Estimate:
+    """What `segment_stream` would take for a scene of this size; it runs the model on a small image to find out."""
+    known = _checked(model)
+    like = next(known.parameters())
+    kept = _kept(like.dtype, spill_precision)
+    plan = make_plan(known, height, width, band=band, memory_limit=memory_limit, kept=kept)
+    side = _SAMPLE_SIDE["cpu" if like.device.type == "cpu" else "other"]
+    sample = torch.zeros(known.in_channels, side, side)
+    logits(known, sample[:, :64, :64])  # the first call of a kernel is slow
+    start = time.perf_counter()
+    logits(known, sample).sum().item()  # fetching a number waits for the device
+    seconds = time.perf_counter() - start
+    measured = make_plan(known, side, side, band=None, memory_limit=memory_limit, kept=kept)
+    return Estimate(
+        memory_bytes=(plan.map_bytes + plan.band_bytes) * 4 // 3,
+        disk_bytes=plan.disk_bytes,
+        traffic_bytes=plan.traffic_bytes,
+        seconds=seconds * plan.macs / measured.macs,
+    )
+
+
+def _checked(model: nn.Module) -> Model:
+    if not isinstance(model, CRISP | UPerNet):
+        name = getattr(model, "name", "") or type(model).__name__
+        raise UserError(f"model {name!r} cannot run a scene as one image (CRISP and UPerNet on VSSD can); use tiles")
+    if model.training:
+        raise UserError("a scene is run as one image in evaluation mode only; call model.eval() first")
+    return model
+
+
+def _kept(dtype: torch.dtype, spill_precision: str) -> torch.dtype:
+    if spill_precision not in PRECISIONS:
+        raise unknown("precision", spill_precision, PRECISIONS)
+    return torch.float16 if spill_precision == "float16" else dtype
+
+
+def _check_disk(plan: Plan, folder: Folder) -> None:
+    if not plan.disk_bytes:
+        return
+    place = Path(folder or tempfile.gettempdir())
+    try:
+        free = shutil.disk_usage(place).free
+    except OSError as error:
+        raise UserError(f"cannot keep features in {place}: {error.strerror}; choose another folder") from error
+    if free < plan.disk_bytes:
+        raise UserError(
+            f"this scene needs {plan.disk_bytes / 1e9:.1f} GB of temporary files and {place} has {free / 1e9:.1f} GB "
+            "free; choose another folder, allow more memory, or keep the features in float16"
+        )

@@ -1,0 +1,109 @@
+"""Images per second of training, of its steps alone (one batch again and again) and of its loader alone.
+
+  python benchmarks/training.py --out benchmarks/results/training.json
+  python benchmarks/training.py --data ../shared/data/dubai --protocol dubai/own5 precision=bf16 compile=true
+
+Words key=value change the training config. Without --data it generates images with the sizes of the dubai set. The
+loader keeps the device fed when "training" is close to "steps" and "loader" is above both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from loader import generate  # beside this file
+
+from crispseg.data import make_loader, open_folder
+from crispseg.files import write_json
+from crispseg.train.config import TrainConfig, train_config
+from crispseg.train.distributed import Processes
+from crispseg.train.setup import build_model, choose_device, choose_workers, complete, training_set
+from crispseg.train.step import Part, Stepper, use_fast_kernels
+
+
+def measure(config: TrainConfig, warm_up: int, steps: int) -> dict[str, Any]:
+    device = choose_device(config.device)
+    folder = open_folder(config.data.path, protocol=config.data.protocol)
+    config = complete(config, folder, device)
+    assert config.batch_size is not None
+    processes = Processes(torch.device(device))
+    use_fast_kernels(processes.device)
+    dataset, workers = training_set(config, folder), choose_workers(config, processes.device)
+    stepper = Stepper(build_model(config, folder), config, processes)
+
+    def batches() -> Iterator[Part]:
+        loader = make_loader(dataset, config.batch_size or 1, warm_up + steps, workers=workers, device=device)
+        return (Part(*batch) for batch in loader)
+
+    def train_on(part: Part) -> None:
+        stepper.step(0, [part])
+
+    one = next(batches())
+    speeds = {
+        "steps": _images_per_second(itertools.repeat(one), train_on, config.batch_size, warm_up, steps, device),
+        "loader": _images_per_second(batches(), lambda part: None, config.batch_size, warm_up, steps, device),
+        "training": _images_per_second(batches(), train_on, config.batch_size, warm_up, steps, device),
+    }
+    return {
+        "model": config.model.name,
+        "batch": config.batch_size,
+        "crop": config.crop,
+        "precision": config.precision,
+        "compile": config.compile,
+        "workers": workers,
+        **speeds,
+        "training / steps": round(speeds["training"] / speeds["steps"], 3),
+        "loader / training": round(speeds["loader"] / speeds["training"], 2),
+        "peak_gpu_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2) if device == "cuda" else None,
+    }
+
+
+def _images_per_second(
+    parts: Iterator[Part], work: Callable[[Part], None], batch: int, warm_up: int, steps: int, device: str
+) -> float:
+    for part in itertools.islice(parts, warm_up):
+        work(part)
+    _wait(device)
+    begin = time.perf_counter()
+    for part in itertools.islice(parts, steps):
+        work(part)
+    _wait(device)
+    return round(batch * steps / (time.perf_counter() - begin), 2)
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*", metavar="key=value", help="of the training config")
+    parser.add_argument("--data", help="a data folder (default: generated)")
+    parser.add_argument("--protocol", help="protocol to open it with")
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--warm-up", type=int, default=15)
+    parser.add_argument("--out", type=Path, help="write the result as JSON")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        data = args.data or str(generate(Path(temporary) / "data"))
+        words = [f"data={data}", *([f"data.protocol={args.protocol}"] if args.protocol else []), *args.words]
+        result = measure(train_config(None, words), args.warm_up, args.steps)
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    result |= {"gpu": gpu, "machine": platform.machine(), "torch": torch.__version__, "data": args.data or "generated"}
+    print(json.dumps(result, indent=2))
+    if args.out is not None:
+        write_json(args.out, result)
+
+
+if __name__ == "__main__":
+    main()

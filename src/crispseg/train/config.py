@@ -1,0 +1,136 @@
+"""Everything a training run can be told, as frozen dataclasses; configs/default.yaml explains each key."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from crispseg import config as configs
+from crispseg.data.transforms import Augmentation
+from crispseg.errors import UserError
+from crispseg.losses import LossConfig
+from crispseg.train.optimizer import OptimizerConfig
+from crispseg.train.schedule import ScheduleConfig
+
+Precision = Literal["fp32", "bf16", "fp16"]
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    path: str = ""  # folder with images/ and masks/: your own, or one made by `crisp prepare`
+    protocol: str | None = None  # e.g. potsdam/paper5; none: the folder's own
+    classes: str | None = None  # class table: a file, or a known set's name; none: the folder's own
+    split: str | None = None  # a split.csv that is not in the folder
+    bands: tuple[str, ...] | None = None  # names of the bands the images must have; none: whatever they have
+    cache: str | None = None  # folder for decoded images, when they do not fit in memory
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    name: str | None = None  # none: crisp_tiny on a GPU, crisp_nano on a CPU
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)  # e.g. {prototypes: 4}
+    weights: str | None = None  # start from a model folder, or from a public VSSD checkpoint (backbone only)
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    loss: LossConfig = dataclasses.field(default_factory=LossConfig)
+    augment: Augmentation = dataclasses.field(default_factory=Augmentation)
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = dataclasses.field(default_factory=ScheduleConfig)
+    batch_size: int | None = None  # images per step, over all processes; none: 16 on a GPU, 4 on a CPU
+    accumulate: int = 1  # parts a step's batch is worked through in, to save memory
+    crop: int | None = None  # side of the training crops; none: the protocol's, 256 at most on a CPU
+    precision: Precision | None = None  # none: bf16 on a GPU, fp32 on a CPU
+    ema: float = 0.0  # decay of the moving average of the weights; 0 is off
+    sync_batchnorm: bool = True  # BatchNorm over the batches of all processes
+    find_unused: bool = False  # for models with parameters that never run, on several processes
+    compile: bool = False  # torch.compile
+    seed: int = 0
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    workers: int | None = None  # loader processes; none: chosen for the machine
+    out: str | None = None  # run folder; none: runs/DATA-MODEL-NUMBER
+    val_every: int | None = None  # steps between validations; none: ten in all, three on a CPU
+    val_images: int | None = None  # validate on the first few only; none: all
+    save_every: int = 200  # steps between checkpoints, beside those at validations
+    log_every: int = 10  # steps between records of the loss
+    samples: int = 4  # validation images drawn as pictures
+    max_minutes: float | None = None  # stop then, as on SIGTERM: save, and say how to resume
+
+
+# What a resumed run may do otherwise: none of these change its weights (data is where the same images lie now).
+MACHINE_KEYS = (
+    "data",
+    "data.cache",
+    "device",
+    "workers",
+    "max_minutes",
+    "save_every",
+    "log_every",
+    "samples",
+    "compile",
+)
+_SHORTHAND = {"data": "path", "model": "name"}  # data=FOLDER stands for data.path=FOLDER
+
+
+def train_config(path: str | Path | None, words: Iterable[str] = ()) -> TrainConfig:
+    """A config from a YAML file (or none) and `key=value` words on top."""
+    values = {} if path is None else _spelt_out(configs.read_yaml(path))
+    return config_from(values, words)
+
+
+def config_from(values: Mapping[str, Any], words: Iterable[str] = ()) -> TrainConfig:
+    """A config from plain values and `key=value` words on top."""
+    over = configs.parse_overrides([_spell_out_word(word) for word in words])
+    config = configs.build(TrainConfig, configs.merge(_spelt_out(values), over))
+    check(config)
+    return config
+
+
+def _spelt_out(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: {_SHORTHAND[k]: v} if k in _SHORTHAND and isinstance(v, str) else v for k, v in values.items()}
+
+
+def _spell_out_word(word: str) -> str:
+    key, _, text = word.partition("=")
+    return f"{key}.{_SHORTHAND[key]}={text}" if key in _SHORTHAND and not text.startswith("{") else word
+
+
+def check(config: TrainConfig) -> None:
+    """Refuse values that no run can use, each with its key."""
+    positive = {
+        "batch_size": config.batch_size,
+        "accumulate": config.accumulate,
+        "crop": config.crop,
+        "val_every": config.val_every,
+        "val_images": config.val_images,
+        "save_every": config.save_every,
+        "log_every": config.log_every,
+        "schedule.steps": config.schedule.steps,
+        "schedule.epochs": config.schedule.epochs,
+        "max_minutes": config.max_minutes,
+        "optimizer.lr": config.optimizer.lr,
+    }
+    for key, value in positive.items():
+        if value is not None and value <= 0:
+            raise UserError(f"{key} must be more than 0, not {value}")
+    if config.schedule.steps is not None and config.schedule.epochs is not None:
+        raise UserError("give schedule.steps or schedule.epochs, not both")
+    if config.schedule.decay == "restarts" and not 0 < config.schedule.first_cycle <= 1:
+        raise UserError("schedule.decay restarts needs schedule.first_cycle, the first cycle's share of all steps")
+    if config.augment.crop not in (Augmentation.crop, config.crop):
+        raise UserError("set crop, not augment.crop")
+    if not 0 <= config.ema < 1:
+        raise UserError(f"ema must be at least 0 and below 1, not {config.ema}")
+
+
+def write_config(config: TrainConfig, path: Path) -> None:
+    import yaml
+
+    from crispseg.files import write_text
+
+    write_text(path, yaml.safe_dump(configs.to_dict(config), sort_keys=False, allow_unicode=True))

@@ -1,0 +1,55 @@
+"""The end of a run: scores of the last and of the best weights, the model folder, result.json."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from crispseg.files import write_json
+from crispseg.train.checkpoint import BEST, load_checkpoint
+from crispseg.train.distributed import Processes
+from crispseg.train.run_folder import RESULT
+from crispseg.train.step import Stepper
+
+Scores = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """How a run ended. `values` is what result.json holds, empty when the run is not finished."""
+
+    out: Path
+    values: dict[str, Any] = dataclasses.field(default_factory=dict)
+    signal: int = 0  # that stopped it, if one did
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.values)
+
+
+def finish(
+    out: Path,
+    stepper: Stepper,
+    processes: Processes,
+    score: Callable[[], Scores],
+    last: Scores,
+    facts: dict[str, Any],
+    best_step: int,
+) -> dict[str, Any]:
+    """Score the best weights (chosen on the same images) beside the last, and save them as the folder best/."""
+    best = last
+    if best_step != facts["steps"]:
+        stepper.load_state_dict(load_checkpoint(out / BEST))
+        best = score()
+    values = {**facts, "best_step": best_step, "last": last, "best": best}
+    if processes.first:
+        model = stepper.model
+        kept = {name: value for name, value in best.items() if not isinstance(value, dict | list)}
+        model.info = dataclasses.replace(model.info, scores={"protocol": facts["protocol"], **kept})
+        with stepper.final_weights():
+            model.save(out / "best")
+        write_json(out / RESULT, values)
+    processes.wait()
+    return values

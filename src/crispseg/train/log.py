@@ -1,0 +1,81 @@
+"""What a run says while it runs: metrics.jsonl always, TensorBoard events when tensorboard is installed."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from crispseg.errors import UserError
+from crispseg.files import write_text
+
+METRICS = "metrics.jsonl"
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The records of a metrics.jsonl; a last line that was cut short by a kill is left out."""
+    if not path.exists():
+        return []
+    records = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            break
+    return records
+
+
+class MetricsLog:
+    """Appends one JSON object per line. A line is in the file whole or not at all, full disk or not."""
+
+    def __init__(self, folder: Path, steps_done: int) -> None:
+        """Records after `steps_done`, which a resumed run makes anew, are dropped."""
+        self.path = folder / METRICS
+        kept = [record for record in read_metrics(self.path) if record["step"] <= steps_done]
+        write_text(self.path, "".join(_line(record) for record in kept))
+        self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND)
+        self._events = _event_writer(folder, steps_done)
+
+    def add(self, step: int, values: Mapping[str, float | None]) -> None:
+        before = os.fstat(self._file).st_size
+        data = _line({"step": step, **values}).encode()
+        try:
+            while data:
+                data = data[os.write(self._file, data) :]
+        except OSError as error:
+            os.ftruncate(self._file, before)
+            raise UserError(
+                f"cannot write {self.path}: {error.strerror}; the log and the last checkpoint are whole: "
+                "free some space and continue with --resume"
+            ) from error
+        self._add_events(step, values)
+
+    def _add_events(self, step: int, values: Mapping[str, float | None]) -> None:
+        if self._events is not None:
+            for name, value in values.items():
+                if value is not None:
+                    self._events.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        os.close(self._file)
+        if self._events is not None:
+            self._events.close()
+
+
+def _line(record: Mapping[str, Any]) -> str:
+    """JSON has no NaN and no infinity: they become null."""
+    plain = {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in record.items()
+    }
+    return json.dumps(plain, ensure_ascii=False) + "\n"
+
+
+def _event_writer(folder: Path, steps_done: int) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(str(folder / "events"), purge_step=steps_done + 1)

@@ -1,0 +1,295 @@
+"""The training loop: steps, validations, checkpoints, and an orderly end whoever asks for it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from crispseg import config as configs
+from crispseg.data.folder import Folder
+from crispseg.data.loader import make_loader
+from crispseg.errors import UserError
+from crispseg.train import run_folder
+from crispseg.train.checkpoint import BEST, LAST, load_checkpoint, remove_leftovers, save_checkpoint
+from crispseg.train.config import MACHINE_KEYS, TrainConfig, config_from
+from crispseg.train.distributed import Processes, join_processes
+from crispseg.train.finish import Result, Scores, finish
+from crispseg.train.log import MetricsLog
+from crispseg.train.meter import Meter
+from crispseg.train.progress import Progress
+from crispseg.train.setup import (
+    build_model,
+    choose_device,
+    choose_workers,
+    complete,
+    open_data,
+    training_set,
+    validation_set,
+)
+from crispseg.train.step import Part, Stepper, autocast, kernels_without_trial, use_fast_kernels
+from crispseg.train.validate import Validation, flat_scores, validate
+from crispseg.train.watch import FiniteWatch, StopRequest, without_signals
+
+
+def train(config: TrainConfig) -> Result:
+    """Run a new training; `config.out` (or a new folder below runs/) will hold all it leaves."""
+    device = choose_device(config.device)
+    with join_processes(device) as processes, StopRequest().listening() as stop:
+        folder = open_data(config)
+        config = complete(config, folder, device)
+        trainer = Trainer(config, folder, processes, stop)
+        if processes.first:
+            assert config.model.name is not None
+            out = run_folder.new_run_folder(config.out, folder.protocol.dataset, config.model.name)
+            config = dataclasses.replace(config, out=str(out))
+            run_folder.describe_run(out, config, folder.protocol, processes)
+        return trainer.run(Path(str(processes.from_first(config.out))))
+
+
+def resume(run: Path, words: Sequence[str] = ()) -> Result:
+    """Continue the run in this folder from its last checkpoint (or from the start, when it has none yet)."""
+    path = run / run_folder.CONFIG
+    if not path.exists():
+        raise UserError(f"{run} holds no run to resume: it has no {run_folder.CONFIG}")
+    if (run / run_folder.RESULT).exists():
+        values = json.loads((run / run_folder.RESULT).read_text(encoding="utf-8"))
+        print(f"{run} is finished already\n{_summary(values, run)}", file=sys.stderr)
+        return Result(run, values)
+    for word in words:
+        if word.partition("=")[0] not in MACHINE_KEYS:
+            raise UserError(
+                f"a resumed run keeps its config; only {', '.join(MACHINE_KEYS)} may change, not {word!r}. "
+                f"For a new run from these weights give model.weights={run / 'best'}"
+            )
+    config = config_from(configs.read_yaml(path), words)
+    state = load_checkpoint(run / LAST) if (run / LAST).exists() else None
+    if state is not None:  # it holds all weights: those the run once began with may be gone
+        config = dataclasses.replace(config, model=dataclasses.replace(config.model, weights=None))
+    with join_processes(choose_device(config.device)) as processes, StopRequest().listening() as stop:
+        trainer = Trainer(config, open_data(config), processes, stop)
+        if processes.first:
+            remove_leftovers(run)
+        if state is not None:
+            trainer.load(state)
+        return trainer.run(run)
+
+
+class Trainer:
+    """A run in progress. All that decides its weights is a function of the config and of the steps `done`."""
+
+    out: Path
+    meter: Meter
+
+    def __init__(self, config: TrainConfig, folder: Folder, processes: Processes, stop: StopRequest) -> None:
+        assert config.schedule.steps and config.val_every and config.batch_size, "complete the config first"
+        self.config, self.folder, self.processes, self.stop = config, folder, processes, stop
+        self.steps, self.val_every, self.batch_size = config.schedule.steps, config.val_every, config.batch_size
+        self.part_size = _part_size(config.batch_size, config.accumulate, processes.count)
+        use_fast_kernels(processes.device)
+        self.training, self.validation = training_set(config, folder), validation_set(config, folder)
+        self.stepper = Stepper(build_model(config, folder), config, processes)
+        self.watch = FiniteWatch(processes)
+        self.files = {record.name: str(record.image) for record in folder.records("train")}
+        self.done, self.saved = 0, -1  # steps
+        self.best: dict[str, Any] = {"step": 0, "mIoU": None}
+        self.final: Scores | None = None  # of the last weights, once they are there
+        self.seconds = 0.0  # spent in earlier sittings
+        self.meter_state: dict[str, Any] = {"sums": {}, "steps": 0}
+        self.started = time.monotonic()
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take over a checkpoint."""
+        if state["protocol"] != self.folder.protocol.hash:
+            raise UserError(f"the data in {self.folder.root} has other images or classes than when this run began")
+        self.stepper.load_state_dict(state)
+        self.done = self.saved = state["step"]
+        self.best, self.seconds = dict(state["best"]), state["seconds"]
+        self.meter_state = state["meter"]
+
+    def run(self, out: Path) -> Result:
+        """Train until the end, or until somebody asks to stop."""
+        self.out, self.started = out, time.monotonic()
+        log = MetricsLog(out, self.done) if self.processes.first else None
+        progress = Progress(self.steps, self.done, silent=not self.processes.first)
+        self.meter = Meter(self.processes, log, progress, self.batch_size)
+        self.meter.load_state_dict(self.meter_state)
+        try:
+            progress.say(self._greeting())
+            for parts in self._batches():
+                self._step(parts)
+                if self._asked_to_stop():
+                    self._save()
+                    break
+            if self.done < self.steps:
+                progress.say(f"stopped after step {self.done} of {self.steps}; continue: crisp train --resume {out}")
+                return Result(out, signal=self.stop.signal)
+            values = self._finish()
+            progress.say(_summary(values, out))
+            return Result(out, values)
+        finally:
+            progress.close()
+            if log is not None:
+                log.close()
+
+    def _batches(self) -> Iterator[list[Part]]:
+        """The parts of each step that is left."""
+        several = self.config.accumulate
+        loader = make_loader(
+            self.training,
+            self.part_size,
+            self.steps * several,
+            seed=self.config.seed,
+            start_step=self.done * several,
+            rank=self.processes.rank,
+            world=self.processes.count,
+            workers=choose_workers(self.config, self.processes.device),
+            device=self.processes.device,
+        )
+        batches = iter(loader)
+        # A Ctrl-C or a batch system's SIGTERM goes to every process; the workers, which start with the first batch,
+        # must live until the step is done.
+        with without_signals(signal.SIGTERM, signal.SIGINT):
+            first = list(itertools.islice(batches, 1))
+        batches = itertools.chain(first, batches)
+        for _ in range(self.done, self.steps):
+            yield [Part(*next(batches)) for _ in range(several)]
+
+    def _step(self, parts: Sequence[Part]) -> None:
+        said = self.stepper.step(self.done, parts)
+        self.done += 1
+        self.watch.note(self.done, self._must_be_finite(said), [self.files[n] for part in parts for n in part.names])
+        self.meter.add(said)
+        ended = self.done == self.steps
+        log_due = ended or self.done % self.config.log_every == 0
+        val_due = ended or self.done % self.val_every == 0
+        save_due = val_due or self.done % self.config.save_every == 0
+        if log_due or save_due or self.processes.device.type == "cpu":  # on a GPU asking means waiting
+            self.watch.verify()
+        if log_due:
+            self.meter.record(self.done, {"lr": self.stepper.lr, "epoch": self._epoch(), "seconds": self._elapsed()})
+        with self.meter.pause():
+            if val_due:
+                self._validate()
+            if save_due:
+                self._save()
+
+    def _must_be_finite(self, said: dict[str, Tensor]) -> Tensor:
+        # in fp16 the gradient overflows now and then; such steps are skipped and the scale lowered
+        return said["loss"] if self.config.precision == "fp16" else torch.stack([said["loss"], said["grad_norm"]])
+
+    def _validate(self) -> None:
+        ended = self.done == self.steps
+        found = self._judge(boundaries=ended)
+        self.final = found.scores if ended else None
+        self.meter.write(self.done, flat_scores(found.scores, "val/"))
+        self.meter.progress.miou = found.scores["mIoU"]
+        if self.processes.first:
+            run_folder.draw(self.out, self.done, found.shown, self.folder.protocol.palette)
+        if self.best["mIoU"] is None or (found.scores["mIoU"] or 0.0) > self.best["mIoU"]:
+            self.best = {"step": self.done, "mIoU": found.scores["mIoU"] or 0.0}
+            # before last.pt: killed between the two, the resumed run comes by here again
+            self._write(BEST)
+
+    def _judge(self, boundaries: bool) -> Validation:
+        """Scores of the weights as they are; of boundaries too, where there are labels for them."""
+        labels = self.folder.protocol.boundary_labels
+
+        def network(images: Tensor) -> Tensor:
+            with autocast(self.processes.device, self.config.precision):
+                return self.stepper.model(self.stepper.normalised(images))
+
+        self.stepper.model.eval()
+        with self.stepper.final_weights(), kernels_without_trial():
+            return validate(
+                network,
+                self.validation,
+                self.processes,
+                batch=self.part_size,
+                images=self.config.val_images,
+                samples=self.config.samples,
+                boundaries=boundaries and all(labels in record.masks for record in self.validation.records),
+            )
+
+    def _save(self) -> None:
+        if self.saved != self.done:
+            self.watch.verify()
+            self._write(LAST)
+            self.saved = self.done
+
+    def _write(self, name: str) -> None:
+        meter = self.meter.state_dict()
+        if self.processes.first:
+            state = {
+                "step": self.done,
+                "meter": meter,
+                "best": self.best,
+                "seconds": self._elapsed(),
+                "protocol": self.folder.protocol.hash,
+                "config": configs.to_dict(self.config),
+            }
+            save_checkpoint(self.out / name, {**state, **self.stepper.state_dict()})
+
+    def _asked_to_stop(self) -> bool:
+        limit = self.config.max_minutes
+        late = limit is not None and time.monotonic() - self.started > 60 * limit
+        return self.done < self.steps and self.processes.any(bool(self.stop) or late)
+
+    def _finish(self) -> dict[str, Any]:
+        facts = {
+            "model": self.config.model.name,
+            "protocol": run_folder.score_line(self.folder.protocol, self.config.val_images),
+            "seed": self.config.seed,
+            "steps": self.steps,
+            "seconds": self._elapsed(),
+        }
+        last = self.final or self._judge(boundaries=True).scores
+        return finish(
+            self.out, self.stepper, self.processes, lambda: self._judge(True).scores, last, facts, self.best["step"]
+        )
+
+    def _epoch(self) -> float:
+        return round(self.done * self.batch_size / len(self.training), 3)
+
+    def _elapsed(self) -> float:
+        return round(self.seconds + time.monotonic() - self.started, 2)
+
+    def _greeting(self) -> str:
+        model, processes = self.stepper.model, self.processes
+        size = sum(p.numel() for p in model.parameters()) / 1e6
+        several = f" x {processes.count}" if processes.count > 1 else ""
+        return (
+            f"{model.name} ({size:.2f} M parameters) on {processes.device}{several}, {self.config.precision}; "
+            f"{len(self.folder.records('train'))} training and {len(self.folder.records('val'))} validation images; "
+            f"{self.steps} steps of {self.batch_size} crops of {self.config.crop} px\n"
+            f"{run_folder.score_line(self.folder.protocol, self.config.val_images)}\nrun folder {self.out}"
+        )
+
+
+def _part_size(batch_size: int, accumulate: int, processes: int) -> int:
+    """Images a process works through at once."""
+    if batch_size % (accumulate * processes):
+        raise UserError(
+            f"batch_size {batch_size} cannot be shared out evenly to {processes} process(es) in {accumulate} part(s); "
+            f"it must be a multiple of {accumulate * processes}"
+        )
+    return batch_size // (accumulate * processes)
+
+
+def _summary(values: dict[str, Any], out: Path) -> str:
+    lines = [values["protocol"]]
+    for kind, step in (("last", values["steps"]), ("best", values["best_step"])):
+        scores = values[kind]
+        bf = f"  BF@3px {scores['BF@3px']:.4f}" if scores.get("BF@3px") is not None else ""
+        numbers = "  ".join(f"{name} {100 * (scores[name] or 0):.2f}" for name in ("mIoU", "mF1", "OA"))
+        lines.append(f"{kind} (step {step}): {numbers}{bf}")
+    return "\n".join([*lines, f"best weights: {out / 'best'}"])

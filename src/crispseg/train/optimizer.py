@@ -1,0 +1,77 @@
+"""AdamW with the exclusions from weight decay, a rate of its own for the backbone, and Lookahead."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+    lr: float | None = None  # none: 6e-5 from pretrained weights, 6e-4 from scratch
+    backbone_lr: float | None = None  # of the parameters under `backbone.`; none: lr
+    weight_decay: float = 0.05
+    betas: tuple[float, float] = (0.9, 0.999)
+    clip: float = 1.0  # largest norm of the gradient; 0 is off
+    lookahead: int = 0  # steps between Lookahead's averagings; 0 is off, some rivals' recipes say 5
+    lookahead_alpha: float = 0.5
+
+
+# Vectors, biases and gains are left out by shape; these are the ones with more axes, by the last part of their name.
+_UNDECAYED = ("A_log", "D", "dt_bias", "log_scale", "embedding", "basic_queries", "pos_embed")
+
+
+def decays(name: str, parameter: Tensor) -> bool:
+    """Whether weight decay applies: to matrices and kernels, never to biases, norms, gates, scales, embeddings."""
+    if parameter.ndim <= 1:
+        return False
+    parts = name.split(".")
+    return "bias" not in parts[-1] and "biases" not in parts and parts[-1] not in _UNDECAYED
+
+
+def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
+    """Up to four groups (backbone or not, decayed or not); `peak` is the rate that the schedule scales."""
+    assert config.lr is not None
+    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            decayed = decays(name, parameter) and id(parameter) not in embeddings
+            groups.setdefault((name.startswith("backbone."), decayed), []).append(parameter)
+    made = []
+    for (in_backbone, decayed), parameters in sorted(groups.items(), key=lambda item: item[0]):
+        peak = config.backbone_lr if in_backbone and config.backbone_lr is not None else config.lr
+        weight_decay = config.weight_decay if decayed else 0.0
+        made.append({"params": parameters, "lr": peak, "peak": peak, "weight_decay": weight_decay})
+    return made
+
+
+def build_optimizer(model: nn.Module, config: OptimizerConfig, device: torch.device) -> torch.optim.AdamW:
+    return torch.optim.AdamW(parameter_groups(model, config), betas=config.betas, fused=device.type == "cuda" or None)
+
+
+class Lookahead:
+    """Every k steps the weights go back to a slow copy, which has moved a part alpha of the way to them."""
+
+    def __init__(self, parameters: Iterable[Tensor], every: int, alpha: float) -> None:
+        self.fast = list(parameters)
+        self.slow = [parameter.detach().clone() for parameter in self.fast]
+        self.every, self.alpha = every, alpha
+
+    @torch.no_grad()
+    def step(self, steps_done: int) -> None:
+        if steps_done % self.every == 0:
+            torch._foreach_lerp_(self.slow, self.fast, self.alpha)
+            torch._foreach_copy_(self.fast, self.slow)
+
+    def state_dict(self) -> dict[str, list[Tensor]]:
+        return {"slow": self.slow}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, list[Tensor]]) -> None:
+        for own, saved in zip(self.slow, state["slow"], strict=True):
+            own.copy_(saved)

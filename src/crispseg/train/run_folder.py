@@ -1,0 +1,96 @@
+"""A run's folder: config.yaml, environment.json, protocol.json, metrics.jsonl, samples/, last.pt, best.pt, best/."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from crispseg import __version__
+from crispseg.data.inspection import paint, to_rgb
+from crispseg.data.protocol import Protocol
+from crispseg.errors import UserError
+from crispseg.files import replacing, write_json
+from crispseg.train.config import TrainConfig, write_config
+from crispseg.train.distributed import Processes
+from crispseg.train.validate import Shown
+
+CONFIG, ENVIRONMENT, PROTOCOL, RESULT = "config.yaml", "environment.json", "protocol.json", "result.json"
+_LONGEST_SIDE = 1024  # of a drawn image
+_PACKAGES = ("torch", "numpy", "pillow", "safetensors", "scipy", "timm", "triton")
+
+
+def new_run_folder(wanted: str | None, dataset: str, model: str) -> Path:
+    """A folder for a new run: `wanted`, or the next runs/DATASET-MODEL-NUMBER that is free."""
+    if wanted is not None:
+        folder = Path(wanted)
+        if (folder / CONFIG).exists():
+            raise UserError(
+                f"{folder} holds a run already; continue it with `crisp train --resume {folder}`, or choose another out"
+            )
+    else:
+        number = 1
+        while (folder := Path("runs") / f"{dataset}-{model}-{number}").exists():
+            number += 1
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the run folder {folder}: {error.strerror}; choose another with out=") from error
+    return folder
+
+
+def describe_run(folder: Path, config: TrainConfig, protocol: Protocol, processes: Processes) -> None:
+    """Write what the run is made of, before it starts."""
+    # config.yaml last: a folder that has it is a run
+    line = score_line(protocol, config.val_images)
+    write_json(folder / PROTOCOL, {**dataclasses.asdict(protocol), "hash": protocol.hash, "line": line})
+    write_json(folder / ENVIRONMENT, environment(processes))
+    write_config(config, folder / CONFIG)
+
+
+def score_line(protocol: Protocol, val_images: int | None) -> str:
+    """The line that stands beside the run's scores."""
+    part = "" if val_images is None else f", first {val_images} images only"
+    return f"{protocol.describe('val')}, windows averaged{part}"
+
+
+def environment(processes: Processes) -> dict[str, Any]:
+    versions = {}
+    for package in _PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    gpu = torch.cuda.get_device_name(processes.device) if processes.device.type == "cuda" else None
+    return {
+        "crispseg": __version__,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "packages": versions,
+        "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": gpu,
+        "cuda": torch.version.cuda if gpu else None,
+        "processes": processes.count,
+        "command": sys.argv,
+    }
+
+
+def draw(folder: Path, step: int, shown: list[Shown], palette: tuple[tuple[int, int, int], ...]) -> None:
+    """samples/NAME-STEP.png for each image: image, truth and prediction side by side."""
+    import numpy as np
+    from PIL import Image
+
+    for item in shown:
+        stride = max(1, -(-max(item.truth.shape) // _LONGEST_SIDE))
+        image, truth, prediction = (a[::stride, ::stride] for a in (item.image, item.truth, item.prediction))
+        gap = np.full((len(truth), 8, 3), 255, np.uint8)
+        picture = np.concatenate([to_rgb(image), gap, paint(truth, palette), gap, paint(prediction, palette)], axis=1)
+        with replacing(folder / "samples" / f"{item.name}-{step:06d}.png") as aside:
+            Image.fromarray(picture).save(aside, format="png")

@@ -1,0 +1,154 @@
+"""From a config to what training needs: opened data, the config with every choice made, and the model."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from pathlib import Path
+
+import torch
+
+from crispseg.data.dataset import SegmentationDataset, check_bands
+from crispseg.data.folder import Folder, open_folder
+from crispseg.data.manifest import read_manifest
+from crispseg.errors import UserError
+from crispseg.models.base import ModelInfo, SegmentationModel
+from crispseg.models.folder import load as load_model
+from crispseg.models.registry import create_model
+from crispseg.models.vssd import VSSD
+from crispseg.models.vssd_checkpoint import load_vssd_checkpoint
+from crispseg.train.config import Precision, TrainConfig
+
+_SCRATCH_LR, _TUNING_LR = 6e-4, 6e-5
+_MODEL = {"cuda": "crisp_tiny", "cpu": "crisp_nano"}
+_BATCH = {"cuda": 16, "cpu": 4}
+_STEPS = {"cuda": 4000, "cpu": 300}  # some ten minutes, on a present-day GPU and on two cores
+_VALIDATIONS = {"cuda": 10, "cpu": 3}
+_LARGEST_CROP = {"cuda": 1 << 30, "cpu": 256}
+_STRIDE = 32  # of the coarsest features
+
+
+def choose_device(wanted: str) -> str:
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise UserError("device is cuda, but torch finds no CUDA device here; use device=cpu")
+    return ("cuda" if torch.cuda.is_available() else "cpu") if wanted == "auto" else wanted
+
+
+def choose_workers(config: TrainConfig, device: torch.device) -> int:
+    """Loader processes of each training process; on a CPU the network is so slow that none are needed."""
+    if config.workers is not None:
+        return config.workers
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return min(16, max(1, (os.cpu_count() or 1) // local)) if device.type == "cuda" else 0
+
+
+def open_data(config: TrainConfig) -> Folder:
+    """The data folder, with the splits and the bands that training needs."""
+    data = config.data
+    if not data.path:
+        raise UserError("no data: give data=FOLDER, a folder with images/ and masks/")
+    folder = open_folder(data.path, protocol=data.protocol, classes=data.classes, split=data.split)
+    folder.records("train")
+    folder.records("val")
+    if data.bands is not None:
+        check_bands(folder, len(data.bands), f"a config with data.bands {', '.join(data.bands)}")
+    return folder
+
+
+def complete(config: TrainConfig, folder: Folder, device: str) -> TrainConfig:
+    """The config with everything chosen that was left open, so that the run can be repeated elsewhere."""
+    weights, classes = config.loss.class_weights, folder.protocol.classes
+    if weights is not None and len(weights) != len(classes):
+        raise UserError(f"loss.class_weights has {len(weights)} numbers, but there are {len(classes)} classes")
+    lr = config.optimizer.lr or (_TUNING_LR if config.model.weights else _SCRATCH_LR)
+    batch_size = config.batch_size or _BATCH[device]
+    crop = config.crop or _choose_crop(folder, device)
+    chosen = dataclasses.replace(
+        config,
+        data=dataclasses.replace(config.data, path=str(Path(config.data.path).resolve())),
+        model=dataclasses.replace(config.model, name=config.model.name or _MODEL[device]),
+        optimizer=dataclasses.replace(config.optimizer, lr=lr),
+        batch_size=batch_size,
+        crop=crop,
+        augment=dataclasses.replace(config.augment, crop=crop),
+        precision=config.precision or _choose_precision(device),
+    )
+    steps = config.schedule.steps or _STEPS[device]
+    if config.schedule.epochs is not None:
+        steps = math.ceil(config.schedule.epochs * len(training_set(chosen, folder)) / batch_size)
+    warmup = min(1500, steps // 20) if config.schedule.warmup is None else config.schedule.warmup
+    return dataclasses.replace(
+        chosen,
+        schedule=dataclasses.replace(config.schedule, steps=steps, epochs=None, warmup=warmup),
+        val_every=config.val_every or math.ceil(steps / _VALIDATIONS[device]),
+    )
+
+
+def _choose_crop(folder: Folder, device: str) -> int:
+    """The protocol's crop, but no more than the machine bears or the largest image fills."""
+    longest = max(max(record.height, record.width) for record in folder.records("train"))
+    return min(folder.protocol.crop, _LARGEST_CROP[device], math.ceil(longest / _STRIDE) * _STRIDE)
+
+
+def _choose_precision(device: str) -> Precision:
+    if device != "cuda":
+        return "fp32"
+    return "bf16" if torch.cuda.is_bf16_supported() else "fp16"
+
+
+def training_set(config: TrainConfig, folder: Folder) -> SegmentationDataset:
+    return SegmentationDataset(folder, "train", config.augment, seed=config.seed, cache=config.data.cache)
+
+
+def validation_set(config: TrainConfig, folder: Folder) -> SegmentationDataset:
+    return SegmentationDataset(folder, "val", cache=config.data.cache)
+
+
+def build_model(config: TrainConfig, folder: Folder) -> SegmentationModel:
+    """The model with fresh weights (or those of `model.weights`) and its card, but for the scores."""
+    assert config.model.name is not None
+    torch.manual_seed(config.seed)
+    protocol = folder.protocol
+    model = create_model(config.model.name, len(protocol.classes), folder.bands, **config.model.options)
+    statistics = folder.statistics("train")
+    bands = config.data.bands or tuple(read_manifest(Path(folder.root)).get("bands", ()))
+    model.info = ModelInfo(
+        classes=protocol.classes,
+        palette=protocol.palette,
+        bands=bands,
+        mean=statistics.mean,
+        std=statistics.std,
+        resolution=protocol.resolution,
+        training_data=f"{protocol.name} #{protocol.hash}, train split ({len(folder.records('train'))} images)",
+    )
+    if config.model.weights:
+        start_from(model, Path(config.model.weights))
+    return model
+
+
+def start_from(model: SegmentationModel, path: Path) -> None:
+    """Take over the weights of a model folder as far as they fit, or a public VSSD checkpoint's backbone."""
+    if path.is_dir():
+        _start_from_folder(model, path)
+        return
+    backbone = getattr(model, "backbone", None)
+    if not isinstance(backbone, VSSD):
+        raise UserError(
+            f"model.weights {path} is a checkpoint file, which only VSSD backbones take; give a model folder"
+        )
+    load_vssd_checkpoint(backbone, path)
+
+
+def _start_from_folder(model: SegmentationModel, path: Path) -> None:
+    other = load_model(path)
+    if other.in_channels != model.in_channels:
+        raise UserError(
+            f"the model in {path} takes {other.in_channels} bands, but the images have {model.in_channels}; "
+            "start from another model or from scratch"
+        )
+    own = model.state_dict()
+    fitting = {n: t for n, t in other.state_dict().items() if n in own and own[n].shape == t.shape}
+    if len(fitting) < len(own) / 2:
+        raise UserError(f"the model in {path} is a {other.name} and does not fit {model.name} with these options")
+    model.load_state_dict(fitting, strict=False)

@@ -1,0 +1,198 @@
+"""One optimiser step: the loss of a batch that may be spread over parts and processes, and the update."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from crispseg.losses import IGNORE, LossConfig, segmentation_loss
+from crispseg.models.base import SegmentationModel
+from crispseg.train.config import Precision, TrainConfig
+from crispseg.train.distributed import Processes, share_batch_norm
+from crispseg.train.ema import WeightAverage
+from crispseg.train.optimizer import Lookahead, build_optimizer
+from crispseg.train.schedule import learning_rate
+
+_HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_PIXEL_TERMS = ("seg", "aux")  # means over labelled pixels; the other terms are means over images
+
+
+class Part(NamedTuple):
+    """What a process works through at once: all of its share of a step's batch, or one part of it."""
+
+    images: Tensor  # (B, bands, H, W), raw units
+    labels: Tensor  # (B, H, W)
+    names: Sequence[str]
+
+
+def autocast(device: torch.device, precision: Precision | None) -> contextlib.AbstractContextManager[Any]:
+    if precision in _HALF:
+        return torch.autocast(device.type, _HALF[precision])
+    return contextlib.nullcontext()
+
+
+def use_fast_kernels(device: torch.device) -> None:
+    """On a GPU: the best convolution kernels by trial (all steps have one size), TF32 in float32 products."""
+    if device.type == "cuda":
+        torch.backends.cudnn.benchmark = True
+        torch.set_float32_matmul_precision("high")
+
+
+@contextlib.contextmanager
+def kernels_without_trial() -> Iterator[None]:
+    """For images of many sizes, where every size would be tried anew."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
+def pixel_shares(labels: Sequence[Tensor], config: LossConfig, processes: Processes) -> Tensor:
+    """(parts,) what each part weighs in a mean over all labelled pixels of all parts and processes, times the
+    number of processes: gradients are averaged over these. So the batch can be cut anywhere without changing it."""
+    if config.mean_over == "all":
+        counts = [torch.tensor(float(part.numel()), device=part.device) for part in labels]
+    elif config.class_weights is not None:
+        weights = torch.tensor(config.class_weights, device=labels[0].device)
+        counts = [weights[part[part != IGNORE]].sum() for part in labels]
+    else:
+        counts = [(part != IGNORE).sum().float() for part in labels]
+    own = torch.stack(counts)
+    total = processes.sum_(own.sum())
+    return own * processes.count / total.clamp(min=torch.finfo(torch.float32).tiny)
+
+
+def shared_loss(terms: dict[str, Tensor], config: LossConfig, pixel_share: Tensor, image_share: float) -> Tensor:
+    """A part's contribution to the loss of the whole batch."""
+    pixel_terms = terms["seg"] + config.auxiliary * terms["aux"] if "aux" in terms else terms["seg"]
+    return terms["total"] * image_share + pixel_terms * (pixel_share - image_share)
+
+
+def step_seed(seed: int, step: int, part: int, rank: int) -> int:
+    """Where the random numbers of a part begin: so they need not be saved, and nothing else can disturb them."""
+    digest = hashlib.blake2b(f"{seed}/{step}/{part}/{rank}".encode(), digest_size=7).digest()
+    return int.from_bytes(digest, "big")
+
+
+class Stepper:
+    """The model with all that changes it: optimiser, scaler of half-precision gradients, averages."""
+
+    def __init__(self, model: SegmentationModel, config: TrainConfig, processes: Processes) -> None:
+        self.config, self.processes = config, processes
+        device = processes.device
+        model = model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if processes.count > 1 and config.sync_batchnorm:
+            share_batch_norm(model, device)
+        self.model: SegmentationModel = model
+        self.network = self._wrap(model)
+        self.optimizer = build_optimizer(model, config.optimizer, device)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
+        self.average = WeightAverage(model, config.ema) if config.ema else None
+        chosen = config.optimizer
+        self.lookahead = (
+            Lookahead(model.parameters(), chosen.lookahead, chosen.lookahead_alpha) if chosen.lookahead else None
+        )
+        self.mean = torch.tensor(model.info.mean, device=device)[:, None, None]
+        self.std = torch.tensor(model.info.std, device=device)[:, None, None]
+
+    @property
+    def lr(self) -> float:
+        """The largest learning rate of the last step."""
+        return max(group["lr"] for group in self.optimizer.param_groups)
+
+    def _wrap(self, model: nn.Module) -> nn.Module:
+        network: nn.Module = torch.compile(model) if self.config.compile else model  # type: ignore[assignment]
+        if self.processes.count == 1:
+            return network
+        place = self.processes.device
+        return DistributedDataParallel(
+            network,
+            device_ids=[place.index] if place.type == "cuda" else None,
+            find_unused_parameters=self.config.find_unused,
+            gradient_as_bucket_view=True,
+        )
+
+    def normalised(self, images: Tensor) -> Tensor:
+        """Raw pixels on the device, as the network takes them."""
+        images = images.to(self.processes.device, non_blocking=True)
+        return ((images - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
+
+    def step(self, step: int, parts: Sequence[Part]) -> dict[str, Tensor]:
+        """Optimiser step number `step` (from 0); the loss terms of this process's parts and `grad_norm`."""
+        self.model.train()
+        schedule = self.config.schedule
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(step, group["peak"], schedule)
+        labels = [part.labels.to(self.processes.device, non_blocking=True) for part in parts]
+        shares = pixel_shares(labels, self.config.loss, self.processes)
+        said: dict[str, Tensor] = {}
+        for i, part in enumerate(parts):
+            torch.manual_seed(step_seed(self.config.seed, step, i, self.processes.rank))
+            for name, value in self._backward(part, labels[i], shares[i], 1 / len(parts), i == len(parts) - 1).items():
+                said[name] = said[name] + value if name in said else value
+        said["grad_norm"] = self._update(step + 1)
+        return said
+
+    def _backward(
+        self, part: Part, labels: Tensor, pixel_share: Tensor, image_share: float, last: bool
+    ) -> dict[str, Tensor]:
+        with self._quiet(not last):
+            with autocast(self.processes.device, self.config.precision):
+                output = self.network(self.normalised(part.images))
+            terms = segmentation_loss(output, labels, self.config.loss)
+            loss = shared_loss(terms, self.config.loss, pixel_share, image_share)
+            self.scaler.scale(loss).backward()
+        shares = {name: pixel_share if name in _PIXEL_TERMS else image_share for name in terms}
+        said = {name: (value * shares[name]).detach() for name, value in terms.items() if name != "total"}
+        return {"loss": loss.detach(), **said}
+
+    def _quiet(self, quiet: bool) -> contextlib.AbstractContextManager[Any]:
+        """Gradients need to be exchanged only with the last part's."""
+        if quiet and isinstance(self.network, DistributedDataParallel):
+            return self.network.no_sync()
+        return contextlib.nullcontext()
+
+    def _update(self, steps_done: int) -> Tensor:
+        self.scaler.unscale_(self.optimizer)
+        limit = self.config.optimizer.clip or float("inf")
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.lookahead is not None:
+            self.lookahead.step(steps_done)
+        if self.average is not None:
+            self.average.update(steps_done)
+        return norm
+
+    def final_weights(self) -> contextlib.AbstractContextManager[None]:
+        """Within the block the model has the weights to judge and to keep: the average, when there is one."""
+        return self.average.in_place() if self.average is not None else contextlib.nullcontext()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "average": self.average.state_dict() if self.average is not None else None,
+            "lookahead": self.lookahead.state_dict() if self.lookahead is not None else None,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        for group in self.optimizer.param_groups:  # the run may go on on another kind of device
+            group["fused"] = self.processes.device.type == "cuda" or None
+        self.scaler.load_state_dict(state["scaler"])
+        if self.average is not None:
+            self.average.load_state_dict(state["average"])
+        if self.lookahead is not None:
+            self.lookahead.load_state_dict(state["lookahead"])

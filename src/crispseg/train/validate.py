@@ -1,0 +1,115 @@
+"""Scores on the validation split while training: windows over every image, probabilities averaged where they overlap.
+
+Kept plain on purpose; `crisp eval` blends, augments and reports.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from crispseg.data.dataset import SegmentationDataset
+from crispseg.data.loader import evaluation_loader
+from crispseg.metrics import BoundaryCounts, ConfusionMatrix
+from crispseg.train.distributed import Processes
+
+Network = Callable[[Tensor], Tensor]  # raw images (B, bands, h, w) -> logits (B, classes, h, w)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shown:
+    """An image to draw: its name, raw pixels (H, W, bands), truth and prediction (H, W)."""
+
+    name: str
+    image: NDArray[Any]
+    truth: NDArray[np.uint8]
+    prediction: NDArray[np.uint8]
+
+
+@dataclasses.dataclass(frozen=True)
+class Validation:
+    scores: dict[str, Any]  # mIoU, mF1, OA, IoU and F1 per class, and BF@3px if asked for
+    shown: list[Shown]
+
+
+def validate(
+    network: Network,
+    dataset: SegmentationDataset,
+    processes: Processes,
+    *,
+    batch: int,
+    images: int | None = None,
+    samples: int = 0,
+    boundaries: bool = False,
+    workers: int = 0,
+) -> Validation:
+    """Every process scores its part of the images; all get the scores over all of them."""
+    protocol = dataset.folder.protocol
+    classes = len(protocol.classes)
+    matrix, edges = ConfusionMatrix(classes), BoundaryCounts(classes)
+    shown: list[Shown] = []
+    loader = evaluation_loader(dataset, rank=processes.rank, world=processes.count, workers=workers)
+    for number, (image, truth, (name,)) in enumerate(loader):
+        index = number * processes.count + processes.rank
+        if images is not None and index >= images:
+            break
+        prediction = predict(network, image[0], protocol.tile, protocol.overlap, classes, batch, processes.device)
+        matrix.update(prediction, truth[0])
+        if boundaries:
+            record = dataset.records[index]
+            edges.update(prediction, torch.from_numpy(dataset.folder.read_mask(record, protocol.boundary_labels)))
+        if len(shown) < samples:
+            pixels = image[0].movedim(0, -1).numpy().astype(dataset.folder.dtype)
+            shown.append(Shown(name, pixels, truth[0].byte().numpy(), prediction.byte().numpy()))
+    names = protocol.classes
+    scores = matrix.all_reduce_().scores(protocol.scored_ids).to_dict(names)
+    if boundaries:
+        scores |= {k: v for k, v in edges.all_reduce_().scores(protocol.scored_ids).to_dict(names).items() if "@" in k}
+    return Validation(scores, shown)
+
+
+@torch.inference_mode()
+def predict(
+    network: Network, image: Tensor, tile: int, overlap: int, classes: int, batch: int, device: torch.device
+) -> Tensor:
+    """Class ids (H, W) on the CPU of a raw image (bands, H, W); `tile` 0 is the whole image at once."""
+    image = image.to(device)
+    height, width = image.shape[-2:]
+    h, w = (min(tile, height), min(tile, width)) if tile else (height, width)
+    places = [(top, left) for top in starts(height, h, overlap) for left in starts(width, w, overlap)]
+    total = torch.zeros(classes, height, width, device=device)
+    for group in _groups(places, batch):
+        windows = torch.stack([image[:, top : top + h, left : left + w] for top, left in group])
+        for (top, left), probabilities in zip(group, network(windows).float().softmax(1), strict=True):
+            total[:, top : top + h, left : left + w] += probabilities
+    # how many windows cover a pixel does not change which class is largest there
+    return total.argmax(0).cpu()
+
+
+def starts(length: int, tile: int, overlap: int) -> list[int]:
+    """Where windows begin so that they cover `length`, the last one flush with the end."""
+    stride = max(tile - overlap, 1)
+    return sorted({min(start, length - tile) for start in range(0, max(length - overlap, 1), stride)})
+
+
+def _groups(items: list[tuple[int, int]], size: int) -> Iterator[list[tuple[int, int]]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+def flat_scores(scores: dict[str, Any], prefix: str) -> dict[str, float | None]:
+    """mIoU and the rest as val/mIoU, and per class as val/IoU/road."""
+    flat: dict[str, float | None] = {}
+    for name, value in scores.items():
+        if isinstance(value, dict):
+            if name in ("IoU", "F1"):
+                flat |= {f"{prefix}{name}/{cls}": number for cls, number in value.items()}
+        elif not isinstance(value, list):
+            flat[f"{prefix}{name}"] = value
+    return flat

@@ -1,0 +1,128 @@
+from pathlib import Path
+
+import pytest
+import yaml
+
+from crispseg import config as configs
+from crispseg.data.protocol import get_protocol
+from crispseg.errors import UserError
+from crispseg.models.registry import create_model
+from crispseg.train.config import TrainConfig, config_from, train_config, write_config
+from crispseg.train.table import read_table, row_values
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+BASES = [
+    CONFIGS / f"{name}.yaml" for name in ("potsdam", "vaihingen", "loveda", "dubai", "vaihingen_fragment", "folder")
+]
+TABLES = {"main": 2, "dco": 6, "components": 7, "prototypes": 4}
+
+
+def keys(values, prefix=""):
+    """All dotted keys of nested mappings; an empty mapping is a value."""
+    found = set()
+    for key, value in values.items():
+        found |= keys(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}"}
+    return found
+
+
+def test_default_yaml_lists_every_key_with_its_default():
+    written = yaml.safe_load((CONFIGS / "default.yaml").read_text())
+    defaults = configs.to_dict(TrainConfig())
+    assert keys(written) == keys(defaults)
+    assert train_config(CONFIGS / "default.yaml") == TrainConfig()
+
+
+def test_a_config_survives_writing_and_reading(tmp_path):
+    config = train_config(CONFIGS / "potsdam.yaml", ["seed=3", "model.options.dco={highpass: false}", "ema=0.99"])
+    write_config(config, tmp_path / "config.yaml")
+    assert train_config(tmp_path / "config.yaml") == config
+
+
+def test_words_change_a_config():
+    config = train_config(
+        None, ["data=some/folder", "data.protocol=dubai/own5", "model=crisp_micro", "optimizer.lr=1e-4"]
+    )
+    assert (config.data.path, config.data.protocol) == ("some/folder", "dubai/own5")
+    assert (config.model.name, config.optimizer.lr) == ("crisp_micro", 1e-4)
+    assert config_from({"data": "a", "model": "b"}).data.path == "a"
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("batchsize=4", "unknown config key 'batchsize'; did you mean 'batch_size'"),
+        ("optimizer.learning_rate=1", "unknown config key 'optimizer.learning_rate'; did you mean 'optimizer.lr'"),
+        ("optimizer.weight_dekay=1", "did you mean 'optimizer.weight_decay'"),
+        ("schedule.decay=linear", "schedule.decay must be one of poly, cosine, restarts, constant"),
+        ("schedule.decay=restarts", "needs schedule.first_cycle"),
+        ("batch_size=0", "batch_size must be more than 0"),
+        ("optimizer.lr=-1", "optimizer.lr must be more than 0"),
+        ("ema=1.0", "ema must be at least 0 and below 1"),
+        ("precision=int8", "precision must be one of fp32, bf16, fp16"),
+        ("augment.crop=300", "set crop, not augment.crop"),
+        ("seed", "expected key=value, got 'seed'"),
+    ],
+)
+def test_wrong_words(word, message):
+    with pytest.raises(UserError, match=message):
+        train_config(None, [word])
+
+
+def test_steps_and_epochs_exclude_each_other():
+    with pytest.raises(UserError, match="not both"):
+        train_config(None, ["schedule.steps=1", "schedule.epochs=1"])
+
+
+@pytest.mark.parametrize("path", BASES, ids=lambda path: path.stem)
+def test_data_configs_are_whole(path):
+    config = train_config(path)
+    assert config.data.path
+    if config.data.protocol is not None:
+        protocol = get_protocol(config.data.protocol)
+        assert config.crop == protocol.crop and len(config.data.bands or ()) == 3
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_row_of_every_table_can_be_built_on_every_base(name):
+    table = read_table(CONFIGS / "tables" / f"{name}.yaml", "nano")
+    assert len(table.rows) == TABLES[name]
+    for base in BASES:
+        rows = [config_from(row_values(table, row, configs.read_yaml(base))) for row in table.rows]
+        different = {str((row.model, row.loss)) for row in rows}
+        assert len(different) == len(rows)
+    for row in rows:
+        assert row.model.name is not None
+        create_model(row.model.name, 5, 3, **row.model.options)
+
+
+def test_the_rows_say_what_their_names_say():
+    def row(table, name):
+        found = read_table(CONFIGS / "tables" / f"{table}.yaml")
+        (chosen,) = (row for row in found.rows if row.name == name)
+        config = config_from(row_values(found, chosen, {}))
+        model = create_model(str(config.model.name).replace("tiny", "nano"), 5, 3, **config.model.options)
+        return config, model
+
+    _, model = row("dco", "high-pass and DC/HC")
+    mixer = model.backbone.layers[0].blocks[0].attn
+    assert mixer.dco.lambda_ is None and mixer.dco.omega is not None and mixer.dco.s is not None
+    assert mixer.rule.fusion == "normalized"
+    assert row("dco", "none")[1].backbone.layers[0].blocks[0].attn.dco is None
+    config, model = row("components", "OMP, DCO, margin")
+    assert (config.loss.orth, config.loss.margin > 0) == (0.0, True)
+    assert model.backbone.layers[3].blocks[0].attn.dco is not None
+    assert row("prototypes", "K = 5")[1].head.config.prototypes == 5
+    assert row("main", "VSSD + UPerHead")[1].backbone.layers[0].blocks[0].attn.rule.fusion == "raw"
+
+
+def test_wrong_tables(tmp_path):
+    path = tmp_path / "table.yaml"
+    path.write_text("title: x\nrows: [{name: a b}, {name: a-b}]\n")
+    with pytest.raises(UserError, match="two rows are called 'a b'"):
+        read_table(path)
+    path.write_text("title: x\nrows: []\n")
+    with pytest.raises(UserError, match="no rows"):
+        read_table(path)
+    path.write_text("title: x\nrows: [{name: a, sets: {}}]\n")
+    with pytest.raises(UserError, match="did you mean"):
+        read_table(path)

@@ -1,0 +1,175 @@
+"""A run that was interrupted, in whatever way, ends with the weights of one that was not."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+import yaml
+
+from crispseg.errors import UserError
+from crispseg.train import loop
+from crispseg.train.config import config_from
+from crispseg.train.log import read_metrics
+from tests.train import tiny
+
+# all that a checkpoint has to hold is in use
+MORE = {"ema": 0.9, "accumulate": 2, "optimizer": {"lr": 0.003, "lookahead": 3}}
+TIMES = ("seconds", "images_per_second")
+
+
+@pytest.fixture(scope="module")
+def whole(folder, tmp_path_factory):
+    """The run that nobody disturbed."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    result = loop.train(config_from(tiny.settings(folder, out, **MORE)))
+    assert result.finished
+    return out
+
+
+def assert_same_run(out, whole):
+    for name in ("last.pt", "best.pt"):
+        ours, theirs = (torch.load(run / name, weights_only=True) for run in (out, whole))
+        assert ours["step"] == theirs["step"] and ours["best"] == theirs["best"]
+        for part in ("model", "optimizer", "average", "lookahead"):
+            torch.testing.assert_close(ours[part], theirs[part], rtol=0, atol=0, msg=f"{name} {part}")
+    records = [
+        [{k: v for k, v in record.items() if k not in TIMES} for record in read_metrics(run / "metrics.jsonl")]
+        for run in (out, whole)
+    ]
+    assert records[0] == records[1]
+    ours, theirs = (json.loads((run / "result.json").read_text()) for run in (out, whole))
+    assert ours["last"] == theirs["last"] and ours["best"] == theirs["best"]
+
+
+def start(folder, out, tmp_path, before="", workers=0):
+    """A training process of its own, leading its own group; `before` is Python to run first."""
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(tiny.settings(folder, out, workers=workers, **MORE)))
+    # after its fourth step it takes its time, so that it can be caught there
+    code = f"""
+import sys, time, argparse, torch
+torch.set_num_threads(1)
+{before}
+from crispseg.cli import train
+from crispseg.train.log import MetricsLog
+add = MetricsLog.add
+def slow(self, step, values):
+    add(self, step, values)
+    time.sleep(0.5)
+MetricsLog.add = slow
+sys.exit(train.run(argparse.Namespace(words=[sys.argv[1]], resume=None)))
+"""
+    command = [sys.executable, "-c", code, str(config)]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def wait_for_step(out, step):
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if any(record["step"] >= step for record in read_metrics(out / "metrics.jsonl")):
+            return
+        time.sleep(0.01)
+    raise AssertionError("the run did not get that far")
+
+
+def test_stopped_at_step_seven(folder, tmp_path, whole, monkeypatch):
+    monkeypatch.setattr(loop.Trainer, "_asked_to_stop", lambda self: self.done == 7)
+    first = loop.train(config_from(tiny.settings(folder, tmp_path / "run", **MORE)))
+    assert not first.finished
+    assert torch.load(tmp_path / "run" / "last.pt", weights_only=True)["step"] == 7
+    monkeypatch.undo()
+    torch.manual_seed(99)  # nothing may depend on where the random numbers stood
+    assert loop.resume(tmp_path / "run", ["log_every=4"]).finished
+    assert_same_run(tmp_path / "run", whole)
+
+
+def test_killed_in_the_middle(folder, tmp_path, whole):
+    out = tmp_path / "run"
+    process = start(folder, out, tmp_path)
+    wait_for_step(out, 8)
+    process.kill()
+    process.wait()
+    state = torch.load(out / "last.pt", weights_only=True)
+    assert state["step"] in (5, 10, 15, 20)
+    assert loop.resume(out).finished
+    assert_same_run(out, whole)
+
+
+def test_killed_between_write_and_rename(folder, tmp_path, whole):
+    out = tmp_path / "run"
+    die = """
+import os, signal
+rename, count = os.replace, [0]
+def replace(source, target):
+    count[0] += str(target).endswith("last.pt")
+    if str(target).endswith("last.pt") and count[0] == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    rename(source, target)
+os.replace = replace
+"""
+    assert start(folder, out, tmp_path, die).wait() == -signal.SIGKILL
+    assert list(out.glob(".last.pt.*.part"))
+    assert torch.load(out / "last.pt", weights_only=True)["step"] == 5
+    assert loop.resume(out).finished
+    assert not list(out.glob(".*"))
+    assert_same_run(out, whole)
+
+
+def test_resumed_before_the_first_checkpoint(folder, tmp_path, whole, monkeypatch):
+    out = tmp_path / "run"
+    monkeypatch.setattr(loop.Trainer, "_asked_to_stop", lambda self: self.done == 2)
+    loop.train(config_from(tiny.settings(folder, out, **MORE)))
+    monkeypatch.undo()
+    (out / "last.pt").unlink()
+    assert loop.resume(out).finished
+    assert_same_run(out, whole)
+
+
+@pytest.mark.parametrize(("number", "workers"), [(signal.SIGTERM, 0), (signal.SIGINT, 2)])
+def test_signals_finish_the_step_save_and_say_how_to_go_on(folder, tmp_path, whole, number, workers):
+    """Sent to the whole group, as terminals and batch systems do: the loader's workers must survive it."""
+    out = tmp_path / "run"
+    process = start(folder, out, tmp_path, workers=workers)
+    wait_for_step(out, 4)
+    os.killpg(process.pid, number)
+    _, said = process.communicate()
+    assert "Traceback" not in said and said.count("stopping after this step") == 1
+    assert process.returncode == 128 + number
+    step = torch.load(out / "last.pt", weights_only=True)["step"]
+    assert f"stopped after step {step} of 20; continue: crisp train --resume {out}" in said
+    assert loop.resume(out).finished
+    assert_same_run(out, whole)
+
+
+def test_the_time_limit_stops_a_run(folder, tmp_path):
+    out = tmp_path / "run"
+    result = loop.train(config_from(tiny.settings(folder, out, max_minutes=1e-9)))
+    assert not result.finished and result.signal == 0
+    assert torch.load(out / "last.pt", weights_only=True)["step"] == 1
+
+
+def test_a_finished_run_is_not_run_again(whole):
+    before = (whole / "last.pt").stat().st_mtime_ns
+    assert loop.resume(whole).finished
+    assert (whole / "last.pt").stat().st_mtime_ns == before
+
+
+def test_what_resume_refuses(folder, tmp_path, whole, monkeypatch):
+    with pytest.raises(UserError, match="holds no run to resume"):
+        loop.resume(tmp_path)
+    monkeypatch.setattr(loop.Trainer, "_asked_to_stop", lambda self: self.done == 2)
+    out = tmp_path / "run"
+    loop.train(config_from(tiny.settings(folder, out)))
+    with pytest.raises(UserError, match=r"keeps its config.*optimizer\.lr=1"):
+        loop.resume(out, ["optimizer.lr=1"])
+    other = tiny.make_folder(tmp_path / "more" / "squares", count=6)
+    with pytest.raises(UserError, match="other images or classes"):
+        loop.resume(out, [f"data={other}"])
+    (out / "last.pt").write_bytes(b"PK")
+    with pytest.raises(UserError, match=r"last\.pt is"):
+        loop.resume(out)

@@ -1,0 +1,225 @@
+"""What a run leaves behind, and what it says when something is wrong."""
+
+import errno
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+import crispseg
+from crispseg.cli.train import split_words
+from crispseg.errors import UserError
+from crispseg.train import log as log_room
+from crispseg.train import loop
+from crispseg.train.checkpoint import load_checkpoint, save_checkpoint
+from crispseg.train.config import config_from, train_config
+from crispseg.train.log import MetricsLog, read_metrics
+from tests.train import tiny
+
+
+@pytest.fixture(scope="module")
+def run(folder, tmp_path_factory):
+    out = tmp_path_factory.mktemp("run") / "run"
+    loop.train(config_from(tiny.settings(folder, out, precision="bf16")))
+    return out
+
+
+def test_the_run_folder_is_complete(run, folder):
+    names = {path.name for path in run.iterdir()}
+    assert {"config.yaml", "environment.json", "protocol.json", "metrics.jsonl", "samples"} <= names
+    assert {"last.pt", "best.pt", "best", "result.json"} <= names
+    assert not [name for name in names if name.startswith(".")]
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    assert config["crop"] == 32 and config["data"]["path"] == str(folder.resolve())
+    protocol = json.loads((run / "protocol.json").read_text())
+    assert protocol["hash"] in protocol["line"]
+    assert json.loads((run / "environment.json").read_text())["packages"]["torch"] == torch.__version__
+    (name,) = {path.name.rsplit("-", 1)[0] for path in (run / "samples").iterdir()}
+    picture = Image.open(run / "samples" / f"{name}-000020.png")
+    assert picture.size == (3 * 40 + 2 * 8, 40)
+
+
+def test_the_log_has_losses_and_scores(run):
+    records = read_metrics(run / "metrics.jsonl")
+    losses = {record["step"]: record["train/loss"] for record in records if "train/loss" in record}
+    assert list(losses) == [4, 8, 12, 16, 20]
+    assert losses[20] < losses[4]
+    scores = [record for record in records if "val/mIoU" in record]
+    assert [record["step"] for record in scores] == [10, 20]
+    assert {"val/mF1", "val/OA", "val/IoU/class_0", "val/F1/class_1"} <= set(scores[0])
+
+
+def test_events_for_tensorboard(run):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run / "events"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("val/mIoU")] == [10, 20]
+
+
+def test_checkpoints_are_plain_and_the_model_folder_loads(run):
+    state = load_checkpoint(run / "best.pt")
+    model = crispseg.load(run / "best")
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, state["model"][name]), name
+    result = json.loads((run / "result.json").read_text())
+    info = model.info
+    assert info.classes == ("class_0", "class_1") and len(info.palette) == 2
+    assert len(info.mean) == len(info.std) == 3 and all(s > 0 for s in info.std)
+    assert info.scores["mIoU"] == result["best"]["mIoU"] and result["protocol"] == info.scores["protocol"]
+    assert "BF@3px" in info.scores and "train split (4 images)" in info.training_data
+
+
+def test_best_is_the_best_validation(run):
+    scores = {r["step"]: r["val/mIoU"] for r in read_metrics(run / "metrics.jsonl") if "val/mIoU" in r}
+    state = load_checkpoint(run / "best.pt")
+    assert state["step"] == max(scores, key=lambda step: (scores[step], -step))
+
+
+def test_tuning_starts_from_a_model_folder_even_with_other_classes(run, folder, tmp_path):
+    other = tmp_path / "three"
+    shutil.copytree(folder, other)
+    (other / "classes.csv").write_text("name,id\nground,0\nroof,1\ntree,2\n")
+    values = tiny.settings(other, tmp_path / "run", schedule={"steps": 1, "warmup": 0}, optimizer={"lr": 1e-9})
+    values["model"] = {**values["model"], "weights": str(run / "best")}
+    loop.train(config_from(values))
+    old, new = crispseg.load(run / "best").state_dict(), tiny.weights_of(tmp_path / "run")
+    name = "backbone.layers.2.blocks.0.mlp.fc1.weight"
+    torch.testing.assert_close(new[name], old[name], rtol=1e-5, atol=1e-6)
+    assert new["head.tokens.embedding"].shape[0] == 3
+
+
+def test_with_no_config_at_all(folder, tmp_path, monkeypatch):
+    """Everything is chosen for the machine; only the number of steps is cut short."""
+    monkeypatch.chdir(tmp_path)
+    config = train_config(None, [f"data={folder}", "schedule.steps=1", "device=cpu"])
+    result = loop.train(config)
+    assert result.finished and result.out == Path("runs/squares-crisp_nano-1")
+    chosen = yaml.safe_load((result.out / "config.yaml").read_text())
+    assert chosen["crop"] == 64 and chosen["batch_size"] == 4 and chosen["precision"] == "fp32"
+    assert chosen["optimizer"]["lr"] == 6e-4
+
+
+def test_epochs_become_steps(folder, tmp_path):
+    """4 training images of 40 x 40 px are six crops of 32 px: an epoch; 5 epochs are 8 steps of 4."""
+    values = tiny.settings(folder, tmp_path / "run", schedule={"epochs": 5})
+    monkey = loop.train(config_from(values))
+    assert monkey.values["steps"] == 8
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"data": {"path": "nowhere"}}, "no data folder nowhere"),
+        ({"data": {"path": ""}}, "no data: give data=FOLDER"),
+        ({"loss": {"class_weights": [1, 2, 3]}}, "3 numbers, but there are 2 classes"),
+        ({"batch_size": 3, "accumulate": 2}, "batch_size 3 cannot be shared out"),
+        ({"model": {"name": "crisp_nanno"}}, "did you mean 'crisp_nano'"),
+        ({"model": {"name": "crisp_nano", "options": {"widht": 8}}}, "did you mean 'width'"),
+        ({"model": {"name": "crisp_nano", "weights": "nowhere.pt"}}, "no weight file nowhere.pt"),
+    ],
+)
+def test_wrong_configs(folder, tmp_path, change, message):
+    with pytest.raises(UserError, match=message):
+        loop.train(config_from({**tiny.settings(folder, tmp_path / "run"), **change}))
+    assert not (tmp_path / "run").exists()
+
+
+def test_three_band_config_on_four_band_data(tmp_path, run):
+    data = tiny.make_folder(tmp_path / "four", bands=4)
+    values = tiny.settings(data, tmp_path / "run")
+    with pytest.raises(UserError, match=r"data.bands red, green, blue takes 3 bands, but the images of .* have 4"):
+        loop.train(config_from(values, ["data.bands=[red, green, blue]"]))
+    values["model"] = {**values["model"], "weights": str(run / "best")}
+    with pytest.raises(UserError, match=r"takes 3 bands, but the images have 4"):
+        loop.train(config_from(values))
+
+
+def test_empty_split(folder, tmp_path):
+    rows = (folder / "split.csv").read_text().replace(",val", ",train")
+    (tmp_path / "split.csv").write_text(rows)
+    values = tiny.settings(folder, tmp_path / "run")
+    with pytest.raises(UserError, match="the val split of .* is empty; it has train"):
+        loop.train(config_from(values, [f"data.split={tmp_path / 'split.csv'}"]))
+
+
+def test_output_that_cannot_be_written(folder, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot make the run folder .*: Not a directory; choose another"):
+        loop.train(config_from(tiny.settings(folder, tmp_path / "file" / "run")))
+
+    def refuse(*args, **kwargs):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(UserError, match="cannot make the run folder .*: Read-only file system"):
+        loop.train(config_from(tiny.settings(folder, tmp_path / "run")))
+
+
+def test_a_run_is_not_overwritten(run, folder):
+    with pytest.raises(UserError, match=f"{run} holds a run already; continue it with `crisp train --resume {run}`"):
+        loop.train(config_from(tiny.settings(folder, run)))
+
+
+def test_a_loss_that_is_no_number_names_the_files(folder, tmp_path):
+    out = tmp_path / "run"
+    values = tiny.settings(folder, out, optimizer={"lr": 1e30, "clip": 0}, save_every=1)
+    with pytest.raises(UserError, match=r"not a finite number at step \d+, in the batch of .*scene\d\.png") as caught:
+        loop.train(config_from(values))
+    step = int(str(caught.value).split("at step ")[1].split(",")[0])
+    state = load_checkpoint(out / "last.pt")
+    assert state["step"] == step - 1
+
+
+def test_a_full_disk_keeps_the_last_checkpoint(tmp_path, monkeypatch):
+    path = tmp_path / "last.pt"
+    save_checkpoint(path, {"step": 1})
+    write = Path.write_bytes
+
+    def full(self, data):
+        write(self, bytes(data)[:10])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(UserError, match="no space left"):
+        save_checkpoint(path, {"step": 2})
+    assert load_checkpoint(path)["step"] == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["last.pt"]
+
+
+def test_a_full_disk_keeps_the_log(tmp_path, monkeypatch):
+    log = MetricsLog(tmp_path, 0)
+    log.add(1, {"train/loss": 1.0})
+    write, calls = os.write, []
+
+    def full(file, data):
+        calls.append(data)
+        if len(calls) > 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(file, data[:5])
+
+    monkeypatch.setattr(log_room.os, "write", full)
+    with pytest.raises(UserError, match=r"metrics\.jsonl: No space left.*--resume"):
+        log.add(2, {"train/loss": 0.5})
+    monkeypatch.undo()
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1, "train/loss": 1.0}\n'
+    log.add(2, {"train/loss": float("nan")})
+    log.close()
+    assert read_metrics(tmp_path / "metrics.jsonl")[1] == {"step": 2, "train/loss": None}
+
+
+def test_a_torn_last_line_and_later_records_are_dropped(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 5}\n{"step": 9}\n{"step": 12, "tr')
+    MetricsLog(tmp_path, 7).close()
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 5}\n'
+
+
+def test_the_commands_words():
+    assert split_words(["a.yaml", "seed=1"]) == ("a.yaml", ["seed=1"])
+    assert split_words(["seed=1"]) == (None, ["seed=1"])

@@ -80,7 +80,7 @@ def _on_meta(model: SegmentationModel) -> SegmentationModel:
     from crispseg.models.registry import create_model
 
     with torch.device("meta"):
-        return create_model(model.name, model.num_classes, model.in_channels, **model.options)
+        return create_model(model.name, model.num_classes, model.in_channels, **model.options).requires_grad_(False)
 
 
 def _part_names(model: nn.Module) -> list[str]:

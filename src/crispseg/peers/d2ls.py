@@ -194,7 +194,7 @@ class FourierPosition(nn.Module):
         x, y = (2 * (torch.arange(n, device=matrix.device) + 0.5) / n - 1 for n in (width, height))
         angle = x[:, None] * matrix[0] + y[:, None, None] * matrix[1]  # (h, w, 128)
         angle = 2 * math.pi * angle.flatten(0, 1)
-        return torch.cat([angle.sin(), angle.cos()], dim=-1)
+        return torch.cat([angle.sin(), angle.cos()], dim=-1).to(matrix.dtype)
 
 
 class D2LS(Peer):

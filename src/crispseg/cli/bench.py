@@ -1,0 +1,184 @@
+"""Speed and memory of models, side by side; no number without a check of the output.
+
+  crisp bench [MODEL ...]             latency, throughput, memory, MACs and parameters of each model
+  crisp bench scaling MODEL [...]     time and memory per pixel as images grow, batches shrinking alike
+  crisp bench ops                     the operator alone: each backend, forward and backward
+  crisp bench compare FILE            ratios of a saved result, with --relative-to
+
+MODEL is a registered name, a pattern of names, a folder written by model.save(), or a name with options:
+crisp_nano:width=16,depths=[1,1,2,1]. Results go to --out as JSON, Markdown and a plot. The exit status is 1 if
+any output was wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from crispseg.bench.result import Result
+
+_ACTIONS = ("scaling", "ops", "compare")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "crisp bench [scaling | ops | compare] [MODEL ...] [options]"
+    parser.add_argument("words", nargs="*", metavar="MODEL", help="models, or one of the actions above and its models")
+    add = parser.add_argument
+    add("--sizes", type=int, nargs="+", metavar="N", help="image sides in pixels (default 512)")
+    add("--batch", type=int, nargs="+", metavar="N", help="images at a time (default 1; on CUDA 1 and 16)")
+    add("--precision", nargs="+", metavar="P", help="fp32, bf16, fp16 (default fp32; on CUDA fp32 and bf16)")
+    add("--modes", nargs="+", metavar="MODE", help="eager, graph (CUDA only), compiled (default all there are)")
+    add("--device", help="cpu or cuda (default cuda where there is one)")
+    add("--out", default="runs/bench", metavar="DIR", help="where results go (default %(default)s)")
+    add("--relative-to", metavar="MODEL[@MODE]", help="add ratios to this model's figures, in the same or that mode")
+    add("--repeats", type=int, metavar="N", help="timed runs of each (default 10; on CUDA 30)")
+    add("--warmup", type=int, metavar="N", help="runs before them (default 1; on CUDA 10)")
+    add("--threads", type=int, metavar="N", help="CPU threads (default torch's own number)")
+    add("--layout", help="channels_last or contiguous, for all (default channels_last)")
+    add("--half", help="bf16 and fp16 by casting `weights`, or by `autocast` (default weights)")
+    add("--classes", type=int, metavar="N", help="classes of models given by name (default 6)")
+    add("--bands", type=int, metavar="N", help="bands of models given by name (default 3)")
+    add("--pixels", type=int, metavar="N", help="scaling: pixels in a batch (default those of the largest size)")
+    add("--backends", nargs="+", metavar="B", help="ops: operator backends (default all)")
+    add("--stages", type=int, nargs="+", metavar="N", help="ops: stages whose shapes are taken, 1 to 4 (default 1)")
+
+
+def run(args: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from crispseg.bench import tables
+
+    # a table in a log file is not folded to the width of a terminal that is not there
+    console = Console(width=None if sys.stdout.isatty() else 240)
+    if args.words[:1] == ["compare"]:
+        _compare(args, console)
+        return 0
+    result = _measure(args)
+    relative_to = args.relative_to or ""
+    tables.show(result, console, relative_to)
+    notes = _save(result, Path(args.out), relative_to, with_plot=True)
+    console.print("\n".join(notes), markup=False)
+    return 1 if result.wrong else 0
+
+
+def _measure(args: argparse.Namespace) -> Result:
+    import dataclasses
+
+    from crispseg import bench
+
+    action, words = _split(args.words)
+    settings = _settings(args, action)
+    command = _command(args)
+    if args.relative_to:
+        _check_base(args.relative_to, action, words, args.backends)
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    def keep(result: Result) -> None:
+        """A run cut short leaves what it has measured."""
+        _save(dataclasses.replace(result, command=command), Path(args.out), "", with_plot=False)
+
+    if action == "scaling":
+        result = bench.bench_scaling(words, settings, args.pixels, say, keep)
+    elif action == "ops":
+        result = bench.bench_ops(settings, args.backends, args.stages or (1,), say, keep)
+    else:
+        result = bench.bench_models(words, settings, say, keep)
+    return dataclasses.replace(result, command=command)
+
+
+def _split(words: list[str]) -> tuple[str, list[str]]:
+    from crispseg.errors import UserError
+
+    action = words[0] if words and words[0] in _ACTIONS else "models"
+    rest = words[1:] if action != "models" else words
+    if action == "ops" and rest:
+        raise UserError(f"crisp bench ops times the operator and takes no model, but {rest[0]!r} was given")
+    return action, rest
+
+
+def _settings(args: argparse.Namespace, action: str) -> Any:
+    from crispseg.bench.settings import choose
+
+    given = {
+        "sizes": args.sizes,
+        "batches": args.batch,
+        "precisions": args.precision,
+        "modes": args.modes,
+        "repeats": args.repeats,
+        "warmup": args.warmup,
+        "threads": args.threads,
+        "layout": args.layout,
+        "half": args.half,
+        "num_classes": args.classes,
+        "in_channels": args.bands,
+    }
+    if action == "scaling":
+        given |= _scaling_defaults(args)
+    return choose(args.device, **given)
+
+
+def _scaling_defaults(args: argparse.Namespace) -> dict[str, Any]:
+    """One precision and mode unless told: it is the sizes that are compared."""
+    import torch
+
+    from crispseg.errors import UserError
+
+    if args.batch:
+        raise UserError("crisp bench scaling chooses the batch by the size; give --pixels instead of --batch")
+    cuda = (args.device or ("cuda" if torch.cuda.is_available() else "cpu")).startswith("cuda")
+    return {
+        "sizes": args.sizes or ([256, 512, 1024, 2048, 4096] if cuda else [256, 512, 1024]),
+        "precisions": args.precision or (["bf16"] if cuda else ["fp32"]),
+        "modes": args.modes or (["graph"] if cuda else ["eager"]),
+        "inputs": 2,
+    }
+
+
+def _check_base(relative_to: str, action: str, words: list[str], backends: list[str] | None) -> None:
+    """Before anything is measured: the model to compare with takes part."""
+    from crispseg.bench import specs, tables
+    from crispseg.ops import BACKENDS
+
+    if action == "ops":
+        tables.check_base(relative_to, backends or BACKENDS)
+    else:
+        tables.check_base(relative_to, [spec.label for spec in specs.parse(words) if not specs.skipped(spec)])
+
+
+def _save(result: Result, folder: Path, relative_to: str, with_plot: bool) -> list[str]:
+    """Write the result; say where, and why there is no plot if there is none."""
+    from crispseg.bench import plot, tables
+    from crispseg.bench.result import write
+    from crispseg.files import write_text
+
+    name = "bench" if result.kind == "models" else result.kind
+    write(result, folder / f"{name}.json")
+    write_text(folder / f"{name}.md", tables.markdown(result, relative_to))
+    picture = folder / f"{name}.png"
+    why_not = plot.draw(result, picture) if with_plot else "not yet"
+    saved = [folder / f"{name}.json", folder / f"{name}.md"] + ([] if why_not else [picture])
+    return [f"saved {', '.join(map(str, saved))}", *([why_not] if why_not else [])]
+
+
+def _compare(args: argparse.Namespace, console: Any) -> None:
+    from crispseg.bench import read, tables
+    from crispseg.errors import UserError
+
+    if len(args.words) != 2 or not args.relative_to:
+        raise UserError("crisp bench compare takes one result file and --relative-to MODEL")
+    tables.show(read(args.words[1]), console, args.relative_to)
+
+
+def _command(args: argparse.Namespace) -> str:
+    """The command line that says the same."""
+    words = ["crisp", "bench", *args.words]
+    for name, value in vars(args).items():
+        if name != "words" and value is not None:
+            words += [f"--{name.replace('_', '-')}", *map(str, value if isinstance(value, list) else [value])]
+    return shlex.join(words)

@@ -1,0 +1,193 @@
+"""Make georeferenced class maps of whole scenes, in bounded memory.
+
+    crisp predict scene.tif -o map.tif --model MODEL_FOLDER
+    crisp predict folder/ more.tif -o maps/ --model MODEL_FOLDER --polygons gpkg --confidence
+
+A run that was interrupted or killed goes on where it stopped when the same command is given again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from crispseg.models.base import SegmentationModel
+    from crispseg.predict.batch import Report
+    from crispseg.predict.scene import Request, Result
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("scenes", nargs="+", metavar="SCENE", help="rasters, VRTs or folders of rasters")
+    parser.add_argument("-o", "--output", required=True, metavar="OUT", help="a .tif for one scene, else a folder")
+    parser.add_argument("-m", "--model", required=True, metavar="FOLDER", help="the folder of a saved model")
+    parser.add_argument("--dry-run", action="store_true", help="only say how many tiles, how much memory and time")
+    parser.add_argument(
+        "--existing", default="refuse", choices=("refuse", "skip", "replace"), help="when an output is there already"
+    )
+    _add_reading(parser.add_argument_group("reading"))
+    _add_model(parser.add_argument_group("evaluating"))
+    _add_output(parser.add_argument_group("writing"))
+
+
+def _add_reading(group: Any) -> None:
+    group.add_argument(
+        "--bands", default="", metavar="LIST", help="bands for the model, by number from 1 or name, e.g. 4,1,2"
+    )
+    group.add_argument(
+        "--resolution", metavar="M", help="resample to this many metres per pixel, or 'model' for the model's own"
+    )
+    group.add_argument("--require-crs", action="store_true", help="refuse scenes without a reference system")
+
+
+def _add_model(group: Any) -> None:
+    group.add_argument("--tile", type=int, default=1024, help="side of a tile in pixels (%(default)s)")
+    group.add_argument("--overlap", type=int, help="least overlap of tiles in pixels (a quarter of a tile)")
+    group.add_argument("--exact", action="store_true", help="run the scene as one image, without tiles, in float32")
+    group.add_argument(
+        "--tta", default="none", choices=("none", "flip", "d4"), help="average over flips, or flips and turns"
+    )
+    group.add_argument("--precision", default="float32", choices=("float32", "bfloat16"))
+    group.add_argument("--device", help="cpu, cuda, cuda:1 ... (an accelerator if there is one)")
+    group.add_argument("--batch-size", type=int, help="tiles evaluated together (as many as fit in memory)")
+    group.add_argument("--workers", type=int, default=2, help="threads that read (%(default)s)")
+    group.add_argument("--engine", default="local", choices=("local", "ray"), help="where tiles are evaluated")
+
+
+def _add_output(group: Any) -> None:
+    group.add_argument("--confidence", action="store_true", help="also OUT_confidence.tif, 0 to 254")
+    group.add_argument("--probabilities", action="store_true", help="also OUT_probabilities.tif, a band per class")
+    group.add_argument("--boundaries", action="store_true", help="also OUT_boundaries.tif, 1 where classes meet")
+    group.add_argument(
+        "--polygons", metavar="FILE", help="a .gpkg, .geojson or .fgb; or just gpkg to put it beside each map"
+    )
+    group.add_argument(
+        "--min-area", type=float, default=0.0, metavar="M2", help="merge smaller regions into their neighbours"
+    )
+    group.add_argument(
+        "--simplify", type=float, default=0.0, metavar="M", help="simplify outlines; shared edges stay shared"
+    )
+    group.add_argument("--compress", default="deflate", choices=("deflate", "zstd", "lzw"))
+
+
+def run(args: argparse.Namespace) -> int:
+    from crispseg.models.folder import load
+
+    request = make_request(args)
+    model = load(args.model)
+    if args.dry_run:
+        return _dry_run(args, model, request)
+    from crispseg.predict.batch import predict_scenes
+    from crispseg.predict.progress import Bar
+
+    with Bar() as bar:
+        report = predict_scenes(
+            args.scenes, args.output, model, request, engine=args.engine, existing=args.existing, watcher=bar
+        )
+    return _tell(report)
+
+
+def make_request(args: argparse.Namespace) -> Request:
+    from crispseg.errors import UserError
+    from crispseg.geo.maps import MapChoice
+    from crispseg.geo.polygons import PolygonChoice
+    from crispseg.geo.scenes import Reading
+    from crispseg.predict.bands import Pace
+    from crispseg.predict.scene import Request
+    from crispseg.predict.work import Settings
+
+    if args.polygons is None and (args.min_area or args.simplify):
+        raise UserError("--min-area and --simplify shape the polygons; name their file with --polygons")
+    bands = tuple(word.strip() for word in args.bands.split(",") if word.strip())
+    return Request(
+        Settings(args.tile, args.overlap, args.tta, args.precision, args.device, args.exact),
+        Reading(bands, _resolution(args.resolution), args.require_crs),
+        MapChoice(args.confidence, args.probabilities, args.boundaries, args.compress),
+        PolygonChoice(args.polygons, args.min_area, args.simplify) if args.polygons else None,
+        Pace(args.batch_size, args.workers),
+    )
+
+
+def _resolution(word: str | None) -> float | str | None:
+    from crispseg.errors import UserError
+
+    if word is None or word == "model":
+        return word
+    try:
+        return float(word)
+    except ValueError:
+        raise UserError(f"--resolution is a number of metres or 'model', not {word!r}") from None
+
+
+def _dry_run(args: argparse.Namespace, model: SegmentationModel, request: Request) -> int:
+    from crispseg.errors import UserError
+    from crispseg.geo.scenes import find_scenes
+    from crispseg.predict.batch import choose_targets
+
+    failures = []
+    for scene in choose_targets(find_scenes(args.scenes), args.output, request):
+        try:
+            print(_plan_as_one_image(scene, model, request) if args.exact else _plan_in_tiles(scene, model, request))
+        except UserError as error:
+            failures.append((scene, str(error)))
+    return _tell_failures(failures)
+
+
+def _plan_in_tiles(path: str, model: SegmentationModel, request: Request) -> str:
+    from crispseg.predict.estimate import estimate_scene
+
+    plan = estimate_scene(path, model, request)
+    memory = f"{plan.buffers / 2**20:.0f} MiB for blending and buffers"
+    if plan.evaluation:
+        memory += f", {plan.evaluation / 2**20:.0f} MiB in the model per tile evaluated at a time"
+    return (
+        f"{path}: {plan.width} x {plan.height} px, {plan.tiles} tiles of {plan.tile[1]} x {plan.tile[0]} px; "
+        f"{memory}; about {duration(plan.seconds)}"
+    )
+
+
+def _plan_as_one_image(path: str, model: SegmentationModel, request: Request) -> str:
+    from crispseg.predict.estimate import estimate_exact
+
+    scene, plan = estimate_exact(path, model, request)
+    return (
+        f"{path}: {scene.grid.width} x {scene.grid.height} px as one image; {plan.memory_bytes / 2**20:.0f} MiB beside "
+        f"the model, {plan.disk_bytes / 2**20:.0f} MiB of temporary files; about {duration(plan.seconds)}"
+    )
+
+
+def duration(seconds: float) -> str:
+    """`95` as `1 min 35 s`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    parts = [(hours, "h"), (minutes, "min"), (rest, "s")]
+    told = [f"{value} {unit}" for value, unit in parts if value]
+    return " ".join(told[:2]) or "less than a second"
+
+
+def _tell(report: Report) -> int:
+    for result in report.results:
+        print("\n".join(_summary(result)))
+    for path in report.skipped:
+        print(f"{path}: there already, skipped")
+    return _tell_failures(report.failures)
+
+
+def _summary(result: Result) -> list[str]:
+    width = max(len(row["class"]) for row in result.classes)
+    lines = [f"{result.scene} -> {', '.join(result.files)}"]
+    for row in result.classes:
+        area = f"{row['area']:,.0f} {result.unit}"
+        lines.append(f"  {row['id']:>3}  {row['class']:<{width}}  {area:>20}  {100 * row['share']:5.1f} %")
+    return lines
+
+
+def _tell_failures(failures: Sequence[tuple[str, str]]) -> int:
+    if not failures:
+        return 0
+    print(f"crisp: {len(failures)} scene{'s' * (len(failures) > 1)} failed:", file=sys.stderr)
+    for scene, reason in failures:
+        print(f"  {scene}: {reason}", file=sys.stderr)
+    return 1

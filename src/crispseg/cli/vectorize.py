@@ -1,0 +1,27 @@
+"""Turn a class map (one band of class ids, 255 or its nodata for no data) into polygons, in bounded memory.
+
+crisp vectorize map.tif -o map.gpkg --min-area 20 --simplify 0.5
+"""
+
+from __future__ import annotations
+
+import argparse
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("map", metavar="MAP", help="a raster of class ids")
+    parser.add_argument("-o", "--output", required=True, metavar="OUT", help="a .gpkg, .geojson or .fgb file")
+    parser.add_argument("--confidence", metavar="FILE", help="the confidence map that belongs to it")
+    parser.add_argument(
+        "--min-area", type=float, default=0.0, metavar="M2", help="merge smaller regions into their neighbours"
+    )
+    parser.add_argument(
+        "--simplify", type=float, default=0.0, metavar="M", help="simplify outlines; shared edges stay shared"
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    from crispseg.geo.vectorize import vectorize_map
+
+    count = vectorize_map(args.map, args.output, args.confidence, args.min_area, args.simplify)
+    print(f"{args.map} -> {args.output}: {count} regions")

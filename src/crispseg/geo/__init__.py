@@ -1,0 +1,1 @@
+"""Maps on disk: the only room that knows rasterio, shapely and pyogrio."""

@@ -1,0 +1,197 @@
+"""Any raster GDAL reads, as a source of windows with its gaps known and filled."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crispseg.errors import UserError
+from crispseg.geo.gdal import bounded_cache, quiet
+from crispseg.geo.grid import Grid
+from crispseg.predict.source import Pixels, Window, fill_gaps
+
+_LARGEST_CACHE = 768 * 2**20
+
+
+class RasterSource:
+    """Bands of a raster file, read by any number of threads.
+
+    Each thread has its own handle, so that blocks are decoded at the same time; but a file stored in full rows is read
+    through one, whose cache then holds the rows of all tiles side by side. `bands` counts from 1; a palette image
+    counts as its colours: red, green, blue.
+    """
+
+    def __init__(self, path: str, bands: tuple[int, ...], fill: tuple[float, ...], expand_palette: bool = False):
+        # absolute, so that a worker started elsewhere finds it
+        self.path = os.path.abspath(path) if os.path.exists(path) else path
+        self.bands, self.fill = bands, fill
+        self.expand_palette = expand_palette
+        self._open_handles()
+        with open_raster(path) as dataset:
+            self.height, self.width = dataset.height, dataset.width
+            self.grid = grid_of(dataset)
+            self.dtype = dataset.dtypes[0]
+            self.files = tuple(dataset.files)
+            alpha = alpha_band(dataset)
+            self._alpha = 0 if alpha in bands or expand_palette else alpha  # a band asked for is a band, not a mask
+            self._palette = palette(dataset) if expand_palette else None
+            self._shared = dataset.block_shapes[0][1] == dataset.width
+            read = (1,) if expand_palette else bands
+            self._masked = any(_has_mask(dataset.mask_flag_enums[band - 1]) for band in read)
+
+    def read(self, window: Window) -> Pixels:
+        if not window.height or not window.width:
+            return Pixels(
+                np.zeros((len(self.bands), window.height, window.width), np.uint8),
+                np.zeros((window.height, window.width), bool),
+            )
+        with explaining_damage(self.path, window), self._handle() as dataset:
+            values, has_data = self._values(dataset, window)
+        return fill_gaps(values, has_data, self.fill)
+
+    def reading(self, rows: int) -> contextlib.AbstractContextManager[None]:
+        """A file stored in full rows needs a cache for the rows of all tiles side by side."""
+        full_rows = rows * self.width * len(self.bands) * np.dtype(self.dtype).itemsize
+        return bounded_cache(min(_LARGEST_CACHE, full_rows * 5 // 4) if self._shared else 0)
+
+    def close(self) -> None:
+        for handle in self._idle:
+            handle.close()
+        self._open_handles()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k not in ("_idle", "_taking", "_alone")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._open_handles()
+
+    def _open_handles(self) -> None:
+        self._idle: list[Any] = []  # handles that no thread uses now
+        self._taking = threading.Lock()
+        self._alone = threading.Lock()
+
+    @contextlib.contextmanager
+    def _handle(self) -> Iterator[Any]:
+        with self._alone if self._shared else contextlib.nullcontext():
+            with self._taking:
+                handle = self._idle.pop() if self._idle else None
+            if handle is None:
+                handle = open_raster(self.path)
+            try:
+                yield handle
+            finally:
+                with self._taking:
+                    self._idle.append(handle)
+
+    def _values(self, dataset: Any, window: Window) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
+        """The raw values and where there are any; None where the file has no gaps to tell of."""
+        where = ((window.top, window.top + window.height), (window.left, window.left + window.width))
+        if self._palette is not None:
+            index = dataset.read(1, window=where)
+            colours = np.moveaxis(self._palette[index], -1, 0)  # (4, h, w)
+            has_data = colours[3] > 0
+            if self._masked:
+                has_data &= dataset.read_masks(1, window=where) > 0
+            values = colours[[band - 1 for band in self.bands]]
+            return values, np.broadcast_to(has_data, values.shape)
+        values = dataset.read(self.bands, window=where)
+        has_data = dataset.read_masks(self.bands, window=where) > 0 if self._masked else None
+        if self._alpha:
+            opaque = np.broadcast_to(dataset.read(self._alpha, window=where) > 0, values.shape)
+            has_data = opaque if has_data is None else has_data & opaque
+        return values, has_data
+
+
+def open_raster(path: str) -> Any:
+    """A rasterio dataset; the user's mistakes are told in one sentence, and a missing georeference is no alarm."""
+    import rasterio
+    from rasterio.errors import RasterioIOError
+
+    logging.getLogger("rasterio").setLevel(logging.CRITICAL)  # its messages come back to us as exceptions
+    if not _is_remote(path) and not os.path.exists(path):
+        raise UserError(f"there is no file {path}")
+    try:
+        with quiet():
+            dataset = rasterio.open(path)
+    except RasterioIOError as error:
+        raise UserError(f"{path} cannot be read as a raster: {_one_line(error)}") from error
+    if not dataset.count:
+        inside = ", ".join(dataset.subdatasets[:3])
+        dataset.close()
+        raise UserError(f"{path} has no bands of its own" + (f"; name one of {inside}" if inside else ""))
+    return dataset
+
+
+def grid_of(dataset: Any) -> Grid:
+    return Grid(
+        height=dataset.height,
+        width=dataset.width,
+        transform=tuple(dataset.transform)[:6],
+        crs=dataset.crs.to_wkt() if dataset.crs else "",
+        is_point=dataset.tags().get("AREA_OR_POINT") == "Point",
+    )
+
+
+def alpha_band(dataset: Any) -> int:
+    """The band that says where the image is opaque, from 1; 0 if there is none.
+
+    Files of four bytes per pixel are often marked as having alpha when they have near infrared; a name tells.
+    """
+    from rasterio.enums import ColorInterp
+
+    for band, (kind, name) in enumerate(zip(dataset.colorinterp, dataset.descriptions, strict=True), 1):
+        if kind is ColorInterp.alpha and (not name or "alpha" in name.lower()):
+            return band
+    return 0
+
+
+def palette(dataset: Any) -> NDArray[np.uint8] | None:
+    """(values, 4) colours of a one-band palette image, or None."""
+    from rasterio.enums import ColorInterp
+
+    if dataset.colorinterp[0] is not ColorInterp.palette or dataset.dtypes[0] not in ("uint8", "uint16"):
+        return None
+    table = np.zeros((np.iinfo(dataset.dtypes[0]).max + 1, 4), np.uint8)
+    for value, colour in dataset.colormap(1).items():
+        table[value] = colour
+    return table
+
+
+def _has_mask(flags: list[Any]) -> bool:
+    """Whether a band has gaps that its mask tells; alpha is read by itself."""
+    from rasterio.enums import MaskFlags
+
+    return MaskFlags.all_valid not in flags and MaskFlags.alpha not in flags
+
+
+def _is_remote(path: str) -> bool:
+    """Names that GDAL resolves by itself: URLs, virtual file systems, subdatasets, XML text of a VRT."""
+    return ":" in path[2:] or path.startswith(("/vsi", "<"))
+
+
+@contextlib.contextmanager
+def explaining_damage(path: str, window: Window) -> Iterator[None]:
+    """Say which part of which file cannot be read."""
+    from rasterio.errors import RasterioError
+
+    try:
+        yield
+    except RasterioError as error:
+        rows = f"rows {window.top} to {window.top + window.height - 1}"
+        cols = f"columns {window.left} to {window.left + window.width - 1}"
+        reason = _one_line(error.__cause__ or error)
+        raise UserError(
+            f"{path} cannot be read at {rows}, {cols}: {reason}; the file may be damaged or cut short"
+        ) from error
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()).rstrip(".")

@@ -1,0 +1,84 @@
+"""A class map on disk to polygons, read in strips."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crispseg.errors import UserError
+from crispseg.geo.gdal import bounded_cache
+from crispseg.geo.polygons import PolygonChoice, write_polygons
+from crispseg.geo.reader import explaining_damage, grid_of, open_raster
+from crispseg.geo.regions import NODATA, MapRows, in_parts
+from crispseg.predict.source import Window
+
+_ROWS = 512
+
+
+def vectorize_map(
+    class_map: str, output: str, confidence: str | None = None, min_area: float = 0.0, simplify: float = 0.0
+) -> int:
+    """Write the regions of a class map as polygons; gives their number."""
+    choice = PolygonChoice(output, min_area, simplify)
+    with open_raster(class_map) as dataset:
+        if dataset.count != 1 or dataset.dtypes[0] != "uint8":
+            raise UserError(f"{class_map} is no class map: it has {dataset.count} bands of {dataset.dtypes[0]}")
+        grid = grid_of(dataset)
+        names = _class_names(dataset.tags())
+        if confidence is not None:
+            _check_fit(class_map, grid.height, grid.width, confidence)
+
+        def bands() -> Iterator[MapRows]:
+            with bounded_cache():
+                yield from _rows(class_map, confidence)
+
+        target = Path(output)
+        aside, count = write_polygons(bands, target, grid, names, choice, confidence is not None)
+    os.replace(aside, target)
+    return count
+
+
+def _rows(class_map: str, confidence: str | None) -> Iterator[MapRows]:
+    with open_raster(class_map) as dataset:
+        sure = open_raster(confidence) if confidence is not None else None
+        try:
+            for top in range(0, dataset.height, _ROWS):
+                window = Window(top, 0, min(_ROWS, dataset.height - top), dataset.width)
+                classes = _read(dataset, class_map, window)
+                if dataset.nodata is not None:
+                    classes[classes == dataset.nodata] = NODATA
+                sureness = None if sure is None or confidence is None else _read(sure, confidence, window)
+                yield from in_parts(MapRows(top, classes, sureness))
+        finally:
+            if sure is not None:
+                sure.close()
+
+
+def _read(dataset: Any, path: str, window: Window) -> NDArray[np.uint8]:
+    with explaining_damage(path, window):
+        rows: NDArray[np.uint8] = dataset.read(1, window=((window.top, window.top + window.height), (0, window.width)))
+    return rows
+
+
+def _class_names(tags: dict[str, str]) -> tuple[str, ...]:
+    """The names our maps carry in their tags; other maps get numbers."""
+    try:
+        named = {int(k): str(v) for k, v in json.loads(tags["CLASSES"]).items()}
+    except (KeyError, ValueError, AttributeError):
+        named = {}
+    return tuple(named.get(k, f"class {k}") for k in range(NODATA))
+
+
+def _check_fit(class_map: str, height: int, width: int, confidence: str) -> None:
+    with open_raster(confidence) as sure:
+        if (sure.height, sure.width) != (height, width):
+            raise UserError(
+                f"{confidence} is {sure.width} x {sure.height} pixels and {class_map} {width} x {height}: "
+                "they do not belong together"
+            )

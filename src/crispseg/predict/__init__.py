@@ -1,0 +1,10 @@
+"""Image or scene in, class map out.
+
+`segment` is for images in memory; `predict_scenes` (in `batch`) makes maps of whole scenes in bounded memory.
+The path of a scene: plan -> source (reading windows) -> schedule and evaluate -> blend -> journal -> the geo room.
+All but the scene-level modules run without rasterio.
+"""
+
+from crispseg.predict.segment import segment
+
+__all__ = ["segment"]

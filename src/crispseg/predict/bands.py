@@ -1,0 +1,95 @@
+"""The stream: tiles are read ahead by threads, evaluated, blended, and come out as finished bands."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+from collections.abc import Callable, Generator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from crispseg.errors import UserError
+from crispseg.models.base import SegmentationModel
+from crispseg.predict import memory
+from crispseg.predict.blend import Band, Blender, Products
+from crispseg.predict.evaluate import Evaluator
+from crispseg.predict.plan import Plan
+from crispseg.predict.schedule import Tile, scored
+from crispseg.predict.source import Pixels, Source, Window, read_reflected
+
+_BYTES_AHEAD = 64 * 2**20  # of tiles that are read and wait for the model
+_MOST_AHEAD = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Pace:
+    """How fast to go; none of it changes what comes out."""
+
+    batch_size: int | None = None  # tiles that are evaluated together; None: as many as fit in memory
+    workers: int = 2  # threads that read
+
+    def __post_init__(self) -> None:
+        if self.batch_size is not None and self.batch_size < 1:
+            raise UserError(f"the batch size must be at least 1, not {self.batch_size}")
+        if self.workers < 1:
+            raise UserError(f"there must be at least 1 worker, not {self.workers}")
+
+
+def finished_bands(
+    source: Source,
+    evaluator: Evaluator,
+    plan: Plan,
+    strips: range,
+    products: Products,
+    pace: Pace,
+    on_tile: Callable[[], None] = lambda: None,
+) -> Generator[Band]:
+    """The bands of `strips`, in order.
+
+    A stream that begins in the middle first goes again through the strips that overlap its first one, so the bytes
+    are those of a stream that began at the top.
+    """
+    from_strip = plan.rows.first_touching(strips.start)
+    places = [(i, j) for i in range(from_strip, strips.stop) for j in range(len(plan.cols.starts))]
+    blender = Blender(plan, strips.start, evaluator.model.num_classes, evaluator.device, products)
+    tiles = _read_ahead(source, plan, places, pace.workers, tiles_ahead(plan, evaluator.model, pace))
+    # closed here and not whenever the garbage is collected: threads must not outlive the source
+    with (
+        source.reading(plan.rows.tile),
+        contextlib.closing(tiles),
+        contextlib.closing(scored(evaluator, tiles, pace.batch_size)) as results,
+    ):
+        for (strip, column, pixels), scores in results:
+            band = blender.add(strip, column, scores, pixels.present)
+            if strip >= strips.start:
+                on_tile()
+            if band is not None:
+                yield band
+                memory.give_back()
+
+
+def _read_ahead(source: Source, plan: Plan, places: list[tuple[int, int]], workers: int, ahead: int) -> Generator[Tile]:
+    """Tiles in order, read by `workers` threads while earlier ones are evaluated."""
+    waiting: collections.deque[tuple[int, int, Future[Pixels]]] = collections.deque()
+    upcoming = iter(places)
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="crisp-read")
+    try:
+        while True:
+            while len(waiting) < ahead and (place := next(upcoming, None)) is not None:
+                waiting.append((*place, pool.submit(read_reflected, source, _window(plan, *place))))
+            if not waiting:
+                return
+            strip, column, pixels = waiting.popleft()
+            yield Tile(strip, column, pixels.result())
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def tiles_ahead(plan: Plan, model: SegmentationModel, pace: Pace) -> int:
+    """How many tiles are read before the model needs them."""
+    tile_bytes = 4 * model.in_channels * plan.rows.tile * plan.cols.tile
+    return max(pace.workers + 1, min(_MOST_AHEAD, _BYTES_AHEAD // tile_bytes))
+
+
+def _window(plan: Plan, strip: int, column: int) -> Window:
+    return Window(plan.rows.starts[strip], plan.cols.starts[column], plan.rows.tile, plan.cols.tile)

@@ -1,0 +1,99 @@
+"""Many scenes, one after the other: a scene that fails does not stop the rest."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from crispseg.errors import UserError, unknown
+from crispseg.geo.maps import Legend
+from crispseg.geo.scenes import find_scenes
+from crispseg.models.base import SegmentationModel
+from crispseg.predict.engines import find_engine
+from crispseg.predict.evaluate import check_card
+from crispseg.predict.scene import Request, Result, Watcher, is_waiting, predict_scene
+
+EXISTING = ("refuse", "skip", "replace")
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What was made and what failed, each failure with its sentence."""
+
+    results: tuple[Result, ...]
+    skipped: tuple[str, ...]
+    failures: tuple[tuple[str, str], ...]
+
+
+def predict_scenes(
+    scenes: Sequence[str],
+    output: str,
+    model: SegmentationModel,
+    request: Request,
+    *,
+    engine: str = "local",
+    existing: str = "refuse",
+    watcher: Watcher | None = None,
+) -> Report:
+    """Make maps of files and folders of files. One file may be given the output's name; several need a folder.
+
+    `existing` says what to do when an output is there already: refuse, skip or replace.
+    """
+    if existing not in EXISTING:
+        raise unknown("way to treat existing files", existing, EXISTING)
+    check_card(model)
+    targets = choose_targets(find_scenes(scenes), output, request)
+    legend = Legend.of(model, weights_version(model))
+    results, skipped, failures = [], [], []
+    if request.settings.exact and engine != "local":
+        raise UserError(f"a scene is run as one image in this process only, not with engine {engine!r}")
+    with contextlib.closing(find_engine("exact" if request.settings.exact else engine)) as runner:
+        for scene, target in targets.items():
+            if existing == "skip" and target.exists() and not is_waiting(target):
+                skipped.append(str(target))
+                continue
+            try:
+                if existing == "refuse" and target.exists() and not is_waiting(target):
+                    raise UserError(f"{target} is there already; remove it, or say --existing skip or replace")
+                results.append(predict_scene(scene, target, model, legend, request, runner, watcher or Watcher()))
+            except UserError as error:
+                failures.append((scene, str(error)))
+    return Report(tuple(results), tuple(skipped), tuple(failures))
+
+
+def choose_targets(scenes: Sequence[str], output: str, request: Request) -> dict[str, Path]:
+    """Where each scene's map goes: the output itself for a single scene, else a file of its name in that folder."""
+    out = Path(output)
+    is_file = out.suffix.lower() in (".tif", ".tiff") and not out.is_dir()
+    if len(scenes) > 1 and is_file:
+        raise UserError(f"{len(scenes)} scenes cannot all be written to {out}; name a folder")
+    if is_file:
+        targets = {scenes[0]: out}
+    elif out.suffix and not out.is_dir() and not output.endswith("/"):
+        raise UserError(f"maps are GeoTIFFs: the output must end in .tif or be a folder, not {out}")
+    else:
+        targets = {scene: out / f"{Path(scene).stem}.tif" for scene in scenes}
+    twice = [target for target, count in Counter(targets.values()).items() if count > 1]
+    if twice:
+        raise UserError(f"two scenes would both be written to {twice[0]}; run them with different outputs")
+    for scene, target in targets.items():
+        if target.exists() and Path(scene).exists() and target.samefile(scene):
+            raise UserError(f"the map of {scene} would replace the scene itself; choose another output")
+    if request.polygons is not None and len({request.polygons.path(t) for t in targets.values()}) < len(targets):
+        raise UserError("several scenes need several polygon files: say --polygons gpkg to put each beside its map")
+    return targets
+
+
+def weights_version(model: SegmentationModel) -> str:
+    """Twelve hexadecimal digits that tell the model's weights from others."""
+    digest = hashlib.sha256(model.name.encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()[:12]

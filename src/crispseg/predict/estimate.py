@@ -1,0 +1,98 @@
+"""What a scene will take, before it is begun: tiles, memory and time."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import torch
+
+from crispseg import exact
+from crispseg.geo.scenes import Scene, open_scene
+from crispseg.models.base import SegmentationModel
+from crispseg.predict import memory
+from crispseg.predict.bands import tiles_ahead
+from crispseg.predict.evaluate import Evaluator
+from crispseg.predict.plan import Plan, make_plan
+from crispseg.predict.scene import Request
+from crispseg.predict.source import Window, read_reflected
+from crispseg.predict.work import find_device
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """Bytes and seconds are estimates: the time is that of one tile from the middle of the scene, times the tiles."""
+
+    scene: str
+    height: int
+    width: int
+    tile: tuple[int, int]
+    tiles: int
+    buffers: int  # bytes held beside the model, whatever the scene's height
+    evaluation: int  # bytes one tile takes in the model; 0 if unknown
+    seconds: float
+
+
+def estimate_scene(path: str, model: SegmentationModel, request: Request) -> Estimate:
+    scene = open_scene(path, model, request.reading)
+    try:
+        settings = request.settings
+        plan = make_plan(scene.grid.height, scene.grid.width, settings.tile, settings.overlap)
+        evaluator = Evaluator(model, find_device(settings.device), settings.tta, settings.precision)
+        seconds, evaluation = _one_tile(scene, plan, evaluator)
+        side_by_side = request.pace.batch_size or torch.get_num_threads()
+        if evaluator.device.type == "cpu":
+            seconds /= min(side_by_side, torch.get_num_threads())
+        return Estimate(
+            path,
+            scene.grid.height,
+            scene.grid.width,
+            (plan.rows.tile, plan.cols.tile),
+            plan.tiles,
+            buffer_bytes(plan, model, request),
+            evaluation,
+            seconds * plan.tiles,
+        )
+    finally:
+        scene.source.close()
+
+
+def estimate_exact(path: str, model: SegmentationModel, request: Request) -> tuple[Scene, exact.Estimate]:
+    """What the scene takes when it is run as one image; the scene is closed again."""
+    scene = open_scene(path, model, request.reading)
+    scene.source.close()
+    model.to(find_device(request.settings.device)).eval()
+    return scene, exact.estimate(model, scene.grid.height, scene.grid.width)
+
+
+def buffer_bytes(plan: Plan, model: SegmentationModel, request: Request) -> int:
+    """Sums carried to the next strip, open columns, tiles read ahead, and finished bands on their way to the disk."""
+    pixels = plan.rows.tile * plan.cols.tile
+    planes = 1 + request.products.confidence + model.num_classes * request.products.probabilities
+    finished_rows = max(b - a for a, b in map(plan.rows.finished, range(plan.strips)))
+    return (
+        4 * model.num_classes * plan.carried_rows * plan.cols.length
+        + 5 * 4 * model.num_classes * pixels
+        + 4 * model.in_channels * pixels * tiles_ahead(plan, model, request.pace)
+        + 4 * planes * finished_rows * plan.cols.length
+    )
+
+
+def _one_tile(scene: Scene, plan: Plan, evaluator: Evaluator) -> tuple[float, int]:
+    """Seconds and bytes of the middle tile; the first run only warms up."""
+    strip, column = plan.strips // 2, len(plan.cols.starts) // 2
+    window = Window(plan.rows.starts[strip], plan.cols.starts[column], plan.rows.tile, plan.cols.tile)
+    tile = read_reflected(scene.source, window).values
+    threads = torch.get_num_threads()
+    if evaluator.device.type == "cpu":
+        torch.set_num_threads(1)  # as tiles are evaluated
+    try:
+        before = memory.resident()
+        memory.reset_peak()
+        evaluator([tile])
+        needed = max(0, memory.peak() - before)
+        start = time.perf_counter()
+        evaluator([tile]).cpu()
+        return time.perf_counter() - start, needed
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,106 @@
+"""Runs the model on tiles: normalises, turns and flips, and gives whole-number probabilities."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from crispseg.errors import UserError, unknown
+from crispseg.models.base import SegmentationModel
+
+CERTAIN = 32767  # the whole number that stands for probability one; the largest of 16 bits
+TTA = ("none", "flip", "d4")
+PRECISIONS = ("float32", "bfloat16")
+
+
+class View(NamedTuple):
+    """One way to show a tile to the model."""
+
+    flips: tuple[int, ...]
+    transposed: bool
+
+    def show(self, x: Tensor) -> Tensor:
+        x = x.flip(self.flips) if self.flips else x
+        return x.transpose(-1, -2) if self.transposed else x
+
+    def undo(self, x: Tensor) -> Tensor:
+        x = x.transpose(-1, -2) if self.transposed else x
+        return x.flip(self.flips) if self.flips else x
+
+
+def views(tta: str) -> list[View]:
+    """none: the tile itself; flip: its four mirror images; d4: these and their quarter turns."""
+    if tta not in TTA:
+        raise unknown("test-time augmentation", tta, TTA)
+    if tta == "none":
+        return [View((), False)]
+    turns = (False, True) if tta == "d4" else (False,)
+    return [View(flips, turn) for turn, flips in itertools.product(turns, [(), (-1,), (-2,), (-2, -1)])]
+
+
+class Evaluator:
+    """Call it with raw (bands, h, w) arrays of one size: gives (n, classes, h, w) whole numbers up to CERTAIN."""
+
+    def __init__(self, model: SegmentationModel, device: torch.device, tta: str = "none", precision: str = "float32"):
+        if precision not in PRECISIONS:
+            raise unknown("precision", precision, PRECISIONS)
+        check_card(model)
+        self.model = model.to(device).eval()
+        self.device = device
+        self.views = views(tta)
+        self.precision = precision
+        # (bands, 1, 1)
+        self.mean = torch.tensor(model.info.mean, dtype=torch.float32, device=device)[:, None, None]
+        self.std = torch.tensor(model.info.std, dtype=torch.float32, device=device)[:, None, None]
+
+    @torch.inference_mode()
+    def __call__(self, tiles: Sequence[NDArray[Any]], filled_to: int = 0) -> Tensor:
+        """Batches smaller than `filled_to` are filled up with empty tiles, so that the same kernels run."""
+        x = self._normalised(np.stack(tiles), filled_to)
+        total = self._probabilities(self.views[0], x)
+        for view in self.views[1:]:
+            total += self._probabilities(view, x)
+        # NaN becomes 0, which the blender tells from every honest score
+        scaled = torch.nan_to_num_(total.mul_(CERTAIN / len(self.views)))
+        return scaled.add_(0.5).to(torch.int16)[: len(tiles)]
+
+    def _normalised(self, raw: NDArray[Any], filled_to: int) -> Tensor:
+        host = torch.from_numpy(raw)
+        if self.device.type == "cuda":
+            host = host.pin_memory()
+        x = host.to(self.device, non_blocking=True).to(torch.float32)
+        if len(x) < filled_to:
+            x = torch.cat([x, x.new_zeros(filled_to - len(x), *x.shape[1:])])
+        return x.sub_(self.mean).div_(self.std)
+
+    def _probabilities(self, view: View, x: Tensor) -> Tensor:
+        shown = view.show(x)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
+            logits = self.model(shown)
+        wanted = (len(x), self.model.num_classes, *shown.shape[-2:])
+        if not isinstance(logits, Tensor) or logits.shape != wanted:
+            got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+            raise UserError(f"model {self.model.name!r} returned {got} where {wanted} was expected")
+        return view.undo(logits.float().softmax(dim=1))
+
+
+def check_card(model: SegmentationModel) -> None:
+    """A model can be used on raw pixels only if its card says how they were normalised."""
+    info = model.info
+    if len(info.mean) != model.in_channels or len(info.std) != model.in_channels:
+        raise UserError(
+            f"model {model.name!r} takes {model.in_channels} bands but its card has {len(info.mean)} means and "
+            f"{len(info.std)} standard deviations; train or save it with both"
+        )
+    if any(not s > 0 for s in info.std):
+        raise UserError(f"model {model.name!r} has a standard deviation that is not positive: {info.std}")
+    if info.classes and len(info.classes) != model.num_classes:
+        raise UserError(f"model {model.name!r} has {model.num_classes} classes but its card names {len(info.classes)}")
+    if model.num_classes > 255:
+        raise UserError(f"a class map holds at most 255 classes, and model {model.name!r} has {model.num_classes}")

@@ -1,0 +1,115 @@
+"""`segment`: an image in, its class map out, for use from Python."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crispseg.errors import UserError
+from crispseg.models.base import SegmentationModel
+from crispseg.models.folder import load
+from crispseg.predict.bands import Pace
+from crispseg.predict.blend import Products
+from crispseg.predict.engines import find_engine
+from crispseg.predict.evaluate import check_card
+from crispseg.predict.plan import make_plan
+from crispseg.predict.source import ArraySource, Source
+from crispseg.predict.work import Settings, Work
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+
+def segment(
+    image: NDArray[Any] | Image.Image | str | os.PathLike[str],
+    model: SegmentationModel | str | os.PathLike[str],
+    *,
+    tile: int = 1024,
+    overlap: int | None = None,
+    tta: str = "none",
+    precision: str = "float32",
+    device: str | None = None,
+    batch_size: int | None = None,
+    workers: int = 2,
+    exact: bool = False,
+) -> NDArray[np.uint8]:
+    """The (H, W) class ids of an image, 255 where it has no data.
+
+    `image` is a file, a PIL image, or an array (H, W, bands) or (H, W) of raw pixel values; a masked array's masked
+    pixels, NaN and transparent pixels are no data. `model` is a model, used on the device it is on, or the folder of
+    a saved one, used on an accelerator if there is one. Tiles overlap by a quarter unless `overlap` says otherwise;
+    with `exact` there are no tiles: the image is run as a whole, in bounded memory (CRISP and UPerNet on VSSD only).
+    A file is read with rasterio where that is installed (any raster, window by window) and with Pillow elsewhere.
+    Scenes whose map is too large for memory are for `crisp predict`.
+    """
+    if isinstance(model, SegmentationModel):
+        device = device or _device_of(model)
+    else:
+        model = load(model)
+    check_card(model)
+    source = _source(image, model)
+    plan = make_plan(source.height, source.width, tile, overlap)
+    settings = Settings(tile, overlap, tta, precision, device, exact)
+    was_training = model.training
+    classes = np.empty((source.height, source.width), np.uint8)
+    try:
+        work = Work(source, model, plan, settings, Products(), Pace(batch_size, workers))
+        engine = find_engine("exact" if exact else "local")
+        for band in engine.bands(work, [range(plan.strips)], lambda: None):
+            classes[band.top : band.top + len(band.classes)] = band.classes
+    finally:
+        source.close()
+        model.train(was_training)
+    return classes
+
+
+def _device_of(model: SegmentationModel) -> str:
+    parameter = next(model.parameters(), None)
+    return "cpu" if parameter is None else str(parameter.device)
+
+
+def _source(image: Any, model: SegmentationModel) -> Source:
+    if isinstance(image, str | os.PathLike):
+        return _file_source(os.fspath(image), model)
+    if hasattr(image, "convert") and hasattr(image, "getbands"):
+        return _picture_source(image, model)
+    if not isinstance(image, np.ndarray):
+        raise UserError(f"an image must be an array, a PIL image or a path, not {type(image).__name__}")
+    return ArraySource(np.ma.getdata(image), model.info.mean, _present(image))
+
+
+def _present(image: NDArray[Any]) -> NDArray[np.bool_] | None:
+    if not isinstance(image, np.ma.MaskedArray):
+        return None
+    has_data = ~np.ma.getmaskarray(image)
+    return has_data if image.ndim == 2 else np.logical_or.reduce(has_data, axis=2)
+
+
+def _file_source(path: str, model: SegmentationModel) -> Source:
+    try:
+        importlib.import_module("rasterio")
+    except ImportError:
+        from PIL import Image
+
+        if not Path(path).is_file():
+            raise UserError(f"there is no file {path}") from None
+        with Image.open(path) as picture:
+            return _picture_source(picture, model)
+    from crispseg.geo.scenes import Reading, open_scene
+
+    return open_scene(path, model, Reading()).source
+
+
+def _picture_source(picture: Image.Image, model: SegmentationModel) -> Source:
+    """A PIL image; palettes are expanded and an alpha channel says where there is data."""
+    if picture.mode == "P" and model.in_channels != 1:
+        picture = picture.convert("RGBA" if "transparency" in picture.info else "RGB")
+    pixels = np.asarray(picture)
+    if picture.mode in ("LA", "RGBA") and pixels.shape[2] == model.in_channels + 1:
+        return ArraySource(pixels[:, :, :-1], model.info.mean, pixels[:, :, -1] > 0)
+    return ArraySource(pixels, model.info.mean)

@@ -1,0 +1,58 @@
+"""Everything needed to make a scene's bands, in one object that can be sent to another process."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Generator
+
+import torch
+
+from crispseg.errors import UserError
+from crispseg.models.base import SegmentationModel
+from crispseg.predict.bands import Pace, finished_bands
+from crispseg.predict.blend import Band, Products
+from crispseg.predict.evaluate import Evaluator
+from crispseg.predict.plan import Plan
+from crispseg.predict.source import Source
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What decides the map, beside the scene and the model."""
+
+    tile: int = 1024
+    overlap: int | None = None  # None: a quarter of the tile
+    tta: str = "none"  # or "flip", "d4"
+    precision: str = "float32"  # or "bfloat16"
+    device: str | None = None  # None: an accelerator if there is one
+    exact: bool = False  # the scene as one image instead of tiles
+
+
+@dataclasses.dataclass
+class Work:
+    source: Source
+    model: SegmentationModel
+    plan: Plan
+    settings: Settings
+    products: Products
+    pace: Pace
+
+    def bands(self, strips: range, on_tile: Callable[[], None] = lambda: None) -> Generator[Band]:
+        return finished_bands(self.source, self.evaluator(), self.plan, strips, self.products, self.pace, on_tile)
+
+    def evaluator(self) -> Evaluator:
+        settings = self.settings
+        return Evaluator(self.model, find_device(settings.device), settings.tta, settings.precision)
+
+
+def find_device(name: str | None) -> torch.device:
+    """The named device, checked; without a name, an accelerator if there is one."""
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"device {name!r} cannot be used here ({reason}); try cpu") from error
+    return device

@@ -1,0 +1,97 @@
+import itertools
+
+import numpy as np
+import pytest
+import rasterio
+from rasterio.crs import CRS
+
+from crispseg.geo.areas import ClassAreas
+from crispseg.geo.grid import Grid
+
+
+def grid(epsg, transform, height=4, width=3):
+    return Grid(height, width, tuple(transform)[:6], CRS.from_epsg(epsg).to_wkt() if epsg else "")
+
+
+def geodesic_area(transform, row, col):
+    """Of one pixel, by pyproj, with its sides cut into short pieces along the straight lines in degrees."""
+    geod = pytest.importorskip("pyproj").Geod(ellps="WGS84")
+    corners = [(col, row), (col + 1, row), (col + 1, row + 1), (col, row + 1), (col, row)]
+    points = [
+        transform @ (a[0] + (b[0] - a[0]) * t, a[1] + (b[1] - a[1]) * t)
+        for a, b in itertools.pairwise(corners)
+        for t in np.linspace(0, 1, 50, endpoint=False)
+    ]
+    return abs(geod.polygon_area_perimeter(*np.transpose(points))[0])
+
+
+@pytest.mark.parametrize("top", [0.1, 52.5, 89.0, -33.0])
+def test_geographic_pixels_have_their_area_on_the_ellipsoid(top):
+    transform = rasterio.Affine(0.2, 0, 10, 0, -0.2, top)
+    areas = grid(4326, transform).pixel_areas(0, 4)
+    assert areas.shape == (4, 1)
+    expected = [geodesic_area(transform, row, 0) for row in range(4)]
+    np.testing.assert_allclose(areas[:, 0], expected, rtol=1e-5)
+
+
+def test_turned_geographic_pixels():
+    transform = rasterio.Affine.translation(10, 50) @ rasterio.Affine.rotation(30) @ rasterio.Affine.scale(0.01, -0.02)
+    areas = grid(4326, transform).pixel_areas(1, 2)
+    assert areas.shape == (2, 3)
+    expected = [[geodesic_area(transform, row, col) for col in range(3)] for row in (1, 2)]
+    np.testing.assert_allclose(areas, expected, rtol=1e-5)
+
+
+def test_the_whole_earth():
+    everything = grid(4326, rasterio.Affine(1, 0, -180, 0, -1, 90), 180, 360)
+    total = everything.pixel_areas(0, 180).sum() * 360
+    np.testing.assert_allclose(total, 510_065_621.724e6, rtol=1e-9)  # the WGS 84 ellipsoid's surface
+
+
+def test_degrees_and_grads_agree():
+    degrees = grid(4807, rasterio.Affine(0.01, 0, 0, 0, -0.01, 50))  # in grads, on another ellipsoid
+    per_grad = grid(4326, rasterio.Affine(0.009, 0, 0, 0, -0.009, 45))
+    np.testing.assert_allclose(degrees.pixel_areas(0, 4), per_grad.pixel_areas(0, 4), rtol=1e-3)
+    np.testing.assert_allclose(degrees.pixel_size(), per_grad.pixel_size(), rtol=1e-3)
+
+
+def test_metric_turned_and_foot_grids():
+    assert grid(32633, rasterio.Affine(0.5, 0, 0, 0, -0.5, 0)).pixel_areas(7, 2).item() == 0.25
+    turned = rasterio.Affine.rotation(20) @ rasterio.Affine.scale(2, -3)
+    np.testing.assert_allclose(grid(32633, turned).pixel_areas(0, 1), [[6.0]])
+    np.testing.assert_allclose(grid(32633, turned).pixel_size(), (2, 3))
+    feet = grid(2263, rasterio.Affine(2, 0, 0, 0, -2, 0))
+    np.testing.assert_allclose(feet.pixel_areas(0, 1), [[(2 * 1200 / 3937) ** 2]])
+    assert feet.area_unit == "m2"
+
+
+def test_pixel_size_in_degrees_is_that_of_the_middle():
+    geod = pytest.importorskip("pyproj").Geod(ellps="WGS84")
+    here = grid(4326, rasterio.Affine(0.001, 0, 10, 0, -0.001, 60), 2000, 1000)
+    east = geod.inv(10, 59, 10.001, 59)[2]
+    north = geod.inv(10, 58.9995, 10, 59.0005)[2]
+    np.testing.assert_allclose(here.pixel_size(), (east, north), rtol=1e-4)
+
+
+def test_without_a_reference_system_areas_are_pixels():
+    plain = grid(0, rasterio.Affine.identity())
+    assert plain.area_unit == "px"
+    areas = ClassAreas(plain)
+    areas.add(0, np.array([[0, 0, 1], [2, 2, 255]], np.uint8))
+    rows = areas.table(("a", "b", "c"))
+    assert [row["area"] for row in rows] == [2, 1, 2]
+    assert [row["share"] for row in rows] == [0.4, 0.2, 0.4]
+
+
+@pytest.mark.parametrize(
+    "transform", [rasterio.Affine(0.2, 0, 10, 0, -0.2, 50), rasterio.Affine(0.2, 0.1, 10, 0.1, -0.2, 50)]
+)
+def test_class_areas_are_the_sum_over_their_pixels(transform):
+    here = grid(4326, transform, 200, 30)
+    classes = np.random.default_rng(0).integers(0, 3, (200, 30)).astype(np.uint8)
+    areas = ClassAreas(here)
+    areas.add(0, classes[:77])
+    areas.add(77, classes[77:])
+    pixel = np.broadcast_to(here.pixel_areas(0, 200), classes.shape)
+    expected = [pixel[classes == k].sum() for k in range(3)]
+    np.testing.assert_allclose([row["area"] for row in areas.table(("a", "b", "c"))], expected)

@@ -1,0 +1,104 @@
+import numpy as np
+import pytest
+import rasterio
+from rasterio.enums import ColorInterp
+
+from crispseg.errors import UserError
+from crispseg.geo.scenes import Reading, choose_bands, find_scenes, open_scene
+from crispseg.predict.source import Window
+from tests.geo.rasters import UTM, random_pixels, write_raster
+from tests.predict.standins import StandIn
+
+
+def test_files_and_folders_are_found_once_and_in_order(tmp_path):
+    for name in ("b.tif", "a.PNG", "notes.txt", "a.tfw"):
+        (tmp_path / name).touch()
+    (tmp_path / "sub.tif").mkdir()
+    found = find_scenes([str(tmp_path / "b.tif"), str(tmp_path), "elsewhere.tif"])
+    assert found == [str(tmp_path / "b.tif"), str(tmp_path / "a.PNG"), "elsewhere.tif"]
+    with pytest.raises(UserError, match="holds no rasters"):
+        find_scenes([str(tmp_path / "sub.tif")])
+
+
+@pytest.mark.parametrize(
+    ("names", "model_bands", "wanted", "chosen"),
+    [
+        (["red", "green", "blue"], (), (), (1, 2, 3)),
+        (["undefined"] * 3, ("nir", "red", "green"), (), (1, 2, 3)),
+        (["green", "red", "nir"], ("NIR", "Red", "Green"), (), (3, 2, 1)),
+        (["blue", "green", "red", "nir"], ("nir", "red", "green"), (), (4, 3, 2)),
+        (["red", "green", "blue", "alpha"], (), (), (1, 2, 3)),
+        (["gray", "undefined", "undefined", "undefined"], (), ("4", "1", "2"), (4, 1, 2)),
+        (["blue", "green", "red", "nir"], (), ("NIR", "3", "green"), (4, 3, 2)),
+    ],
+)
+def test_bands_are_chosen_by_number_by_name_or_in_order(names, model_bands, wanted, chosen):
+    assert choose_bands("scene", names, StandIn().with_card(bands=model_bands), wanted) == chosen
+
+
+@pytest.mark.parametrize(
+    ("names", "wanted", "words"),
+    [
+        (["undefined"] * 4, (), "takes 3 bands and scene has 4; choose with --bands, e.g. --bands 1,2,3"),
+        (["gray"], (), "scene has 1;"),
+        (["red", "green", "alpha"], (), "scene has 2 and alpha;"),
+        (["red", "green", "blue"], ("1", "2"), "--bands names 2"),
+        (["red", "green", "blue"], ("1", "2", "9"), "bands 1 to 3, not 9"),
+        (["red", "green", "blue"], ("1", "2", "blu"), "did you mean 'blue'"),
+        (["undefined"] * 3, ("undefined",) * 3, "no single band called"),
+    ],
+)
+def test_a_mismatch_is_explained(names, wanted, words):
+    with pytest.raises(UserError, match=words):
+        choose_bands("scene", names, StandIn(), wanted)
+
+
+def test_descriptions_name_the_bands(tmp_path):
+    pixels = random_pixels(4, 10, 10)
+    path = write_raster(tmp_path / "a.tif", pixels, descriptions=["Blue", "Green", "Red", "NIR"], **UTM)
+    scene = open_scene(path, StandIn().with_card(bands=("nir", "red", "green")), Reading())
+    np.testing.assert_array_equal(scene.source.read(Window(0, 0, 10, 10)).values, pixels[[3, 2, 1]])
+
+
+def test_four_bands_with_alpha_and_palettes_suit_a_three_band_model(tmp_path):
+    kinds = [ColorInterp.red, ColorInterp.green, ColorInterp.blue, ColorInterp.alpha]
+    rgba = write_raster(tmp_path / "a.tif", random_pixels(4, 10, 10), colorinterp=kinds, **UTM)
+    assert open_scene(rgba, StandIn(), Reading()).source.bands == (1, 2, 3)
+    index = write_raster(
+        tmp_path / "p.tif", random_pixels(1, 10, 10), colormap={1: (1, 2, 3, 255)}, photometric="palette", **UTM
+    )
+    assert open_scene(index, StandIn(), Reading()).source.expand_palette
+    assert not open_scene(index, StandIn(bands=1), Reading()).source.expand_palette
+
+
+def test_without_a_reference_system_there_is_a_warning_or_on_request_an_error(tmp_path):
+    path = write_raster(tmp_path / "a.tif", random_pixels(3, 10, 10))
+    assert "no coordinate reference system" in open_scene(path, StandIn(), Reading()).warnings[0]
+    with pytest.raises(UserError, match="drop --require-crs"):
+        open_scene(path, StandIn(), Reading(require_crs=True))
+
+
+def test_another_resolution(tmp_path):
+    path = write_raster(tmp_path / "a.tif", random_pixels(3, 40, 50), **UTM)
+    model = StandIn().with_card(resolution=1.0)
+    assert "0.5 m pixels and the model was trained at 1 m" in open_scene(path, model, Reading()).warnings[0]
+    for resolution in (1.0, "model"):
+        scene = open_scene(path, model, Reading(resolution=resolution))
+        assert (scene.grid.height, scene.grid.width) == (scene.source.height, scene.source.width) == (20, 25)
+        assert scene.grid.transform == (1.0, 0.0, 400_000.0, 0.0, -1.0, 5_000_000.0)
+        assert not scene.warnings
+    assert open_scene(path, model, Reading(resolution=0.5)).source.bands == (1, 2, 3), "nothing to resample"
+    finer = open_scene(path, model, Reading(resolution=0.13))
+    corner = rasterio.Affine(*finer.grid.transform) @ (finer.grid.width, finer.grid.height)
+    np.testing.assert_allclose(corner, (400_025, 4_999_980))
+
+
+def test_resolutions_that_cannot_be_are_explained(tmp_path):
+    path = write_raster(tmp_path / "a.tif", random_pixels(3, 10, 10))
+    with pytest.raises(UserError, match="cannot be resampled: the scene has no reference system"):
+        open_scene(path, StandIn(), Reading(resolution=1.0))
+    with pytest.raises(UserError, match="does not say its resolution"):
+        open_scene(path, StandIn(), Reading(resolution="model"))
+    path = write_raster(tmp_path / "b.tif", random_pixels(3, 10, 10), **UTM)
+    with pytest.raises(UserError, match="must be positive"):
+        open_scene(path, StandIn(), Reading(resolution=-1.0))

@@ -1,0 +1,101 @@
+"""`crisp vectorize`: a class map on disk to polygons."""
+
+import numpy as np
+import pyogrio
+import pytest
+import shapely
+from rasterio.features import rasterize
+
+from crispseg.cli import main as cli
+from crispseg.geo import polygons as polygon_files
+from tests.geo.rasters import UTM, write_raster
+
+
+@pytest.fixture
+def crisp(monkeypatch, capsys):
+    monkeypatch.setitem(cli.VERBS, "vectorize", "")
+
+    def run(*words):
+        status = cli.main(["vectorize", *map(str, words)])
+        return status, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def classes():
+    coarse = np.random.default_rng(0).integers(0, 3, (70, 40)).astype(np.uint8)
+    coarse[:3, :5] = 255
+    return coarse.repeat(10, axis=0).repeat(10, axis=1)  # 700 rows: two strips
+
+
+def read(path):
+    meta, _, geometry, fields = pyogrio.raw.read(path)
+    return shapely.from_wkb(geometry), dict(zip(meta["fields"], fields, strict=True))
+
+
+@pytest.mark.parametrize("ending", ["gpkg", "geojson", "fgb"])
+def test_polygons_cover_the_map_whatever_the_batches(crisp, classes, tmp_path, ending, monkeypatch):
+    monkeypatch.setattr(polygon_files, "_AT_ONCE", 100)
+    path = write_raster(tmp_path / "map.tif", classes, nodata=255, tags={"CLASSES": '{"1": "roof"}'}, **UTM)
+    status, out, _ = crisp(path, "-o", tmp_path / f"map.{ending}")
+    polygons, columns = read(tmp_path / f"map.{ending}")
+    assert status == 0 and f"{len(polygons)} regions" in out
+    assert shapely.is_valid(polygons).all()
+    pairs = zip(polygons, columns["class_id"], strict=True)
+    burnt = rasterize(pairs, classes.shape, 255, transform=UTM["transform"], dtype="uint8")
+    np.testing.assert_array_equal(burnt, classes)
+    assert set(columns) == {"class_id", "class", "area"}
+    assert set(columns["class"]) == {"class 0", "roof", "class 2"}
+    np.testing.assert_allclose(columns["area"].sum(), 0.25 * (classes != 255).sum())
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
+
+
+def test_fewer_smaller_and_simpler(crisp, classes, tmp_path):
+    path = write_raster(tmp_path / "map.tif", classes, nodata=255, **UTM)
+    confidence = write_raster(tmp_path / "sure.tif", np.where(classes == 255, 255, 127).astype(np.uint8), **UTM)
+    crisp(path, "-o", tmp_path / "plain.gpkg")
+    crisp(path, "-o", tmp_path / "merged.gpkg", "--min-area", 60, "--simplify", 2, "--confidence", confidence)
+    plain, _ = read(tmp_path / "plain.gpkg")
+    merged, columns = read(tmp_path / "merged.gpkg")
+    assert len(merged) < len(plain)
+    assert columns["area"].min() >= 60
+    np.testing.assert_allclose(columns["area"].sum(), 0.25 * (classes != 255).sum())
+    np.testing.assert_allclose(columns["confidence"], 0.5)
+    assert shapely.is_valid(merged).all()
+    assert shapely.get_num_coordinates(merged).sum() < 0.7 * shapely.get_num_coordinates(plain).sum()
+    overlap = shapely.area(merged).sum() - shapely.union_all(merged).area
+    assert abs(overlap) < 1e-3
+
+
+def test_another_nodata_value_and_the_same_bytes_twice(crisp, tmp_path):
+    classes = np.random.default_rng(1).integers(0, 3, (30, 40)).astype(np.uint8)
+    path = write_raster(tmp_path / "map.tif", classes, nodata=0, **UTM)
+    crisp(path, "-o", tmp_path / "one.gpkg")
+    crisp(path, "-o", tmp_path / "two.gpkg")
+    _, columns = read(tmp_path / "one.gpkg")
+    assert set(columns["class_id"]) == {1, 2}
+    assert (tmp_path / "one.gpkg").read_bytes() == (tmp_path / "two.gpkg").read_bytes()
+
+
+def test_an_empty_map_makes_an_empty_layer(crisp, tmp_path):
+    path = write_raster(tmp_path / "map.tif", np.full((20, 20), 255, np.uint8), nodata=255, **UTM)
+    for ending in ("gpkg", "geojson", "fgb"):
+        status, out, _ = crisp(path, "-o", tmp_path / f"map.{ending}")
+        assert status == 0 and "0 regions" in out
+        assert len(read(tmp_path / f"map.{ending}")[0]) == 0
+
+
+def test_mistakes_are_explained(crisp, classes, tmp_path):
+    path = write_raster(tmp_path / "map.tif", classes, **UTM)
+    wrong = write_raster(tmp_path / "wrong.tif", classes[:50].astype(np.float32), **UTM)
+    for words, reason in [
+        ((path, "-o", tmp_path / "map.shp"), "are written to .gpkg"),
+        ((wrong, "-o", tmp_path / "map.gpkg"), "is no class map"),
+        ((path, "-o", tmp_path / "map.gpkg", "--confidence", wrong), "do not belong together"),
+        ((path, "-o", tmp_path / "map.gpkg", "--min-area", -1), "must not be negative"),
+        ((tmp_path / "none.tif", "-o", tmp_path / "map.gpkg"), "there is no file"),
+        ((path, "-o", tmp_path / "wrong.tif" / "map.gpkg"), "cannot write"),
+    ]:
+        status, _, err = crisp(*words)
+        assert status == 1 and reason in err and "Traceback" not in err

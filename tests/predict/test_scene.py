@@ -1,0 +1,374 @@
+"""Scenes from file to file: what the maps hold, and that a killed run gives the same bytes when it goes on."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyogrio
+import pytest
+import rasterio
+import shapely
+from rio_cogeo.cogeo import cog_validate
+
+from crispseg.errors import UserError
+from crispseg.geo.maps import Legend, MapChoice
+from crispseg.geo.polygons import PolygonChoice
+from crispseg.geo.scenes import Reading
+from crispseg.predict import journal as journals
+from crispseg.predict.bands import Pace
+from crispseg.predict.batch import predict_scenes, weights_version
+from crispseg.predict.engines import LocalEngine
+from crispseg.predict.scene import Request, Watcher, predict_scene
+from crispseg.predict.work import Settings
+from tests.geo.rasters import UTM, random_pixels, read_raster, write_raster
+from tests.predict.standins import StandIn
+
+SMALL = Request(Settings(32, 8), pace=Pace(2, 2))
+FULL = dataclasses.replace(SMALL, maps=MapChoice(True, True, True), polygons=PolygonChoice("gpkg"))
+
+
+def smooth_scene(path, height=150, width=110, **profile):
+    """Blotches, so that polygons are few."""
+    blocks = random_pixels(3, height // 10 + 1, width // 10 + 1)
+    pixels = blocks.repeat(10, axis=1).repeat(10, axis=2)[:, :height, :width]
+    pixels[:, :12, :17] = 0
+    return write_raster(path, pixels, **{"nodata": 0, **UTM, **profile}), pixels
+
+
+def expected_classes(pixels):
+    grey = pixels.astype(int).sum(axis=0)
+    classes = np.abs(grey[None] - 20 * np.arange(5)[:, None, None]).argmin(axis=0)
+    return np.where((pixels == 0).all(axis=0), 255, classes)
+
+
+def run(scene, target, request=SMALL, model=None, watcher=None):
+    model = model or StandIn()
+    legend = Legend.of(model, weights_version(model))
+    return predict_scene(scene, Path(target), model, legend, request, LocalEngine(), watcher or Watcher())
+
+
+def files_in(folder):
+    return sorted(path.name for path in Path(folder).iterdir())
+
+
+def test_all_maps_of_a_scene(tmp_path):
+    scene, pixels = smooth_scene(tmp_path / "scene.tif")
+    result = run(scene, tmp_path / "out" / "map.tif", FULL)
+    names = ["map.gpkg", "map.tif", "map_boundaries.tif", "map_confidence.tif", "map_probabilities.tif"]
+    assert files_in(tmp_path / "out") == names, "and nothing else"
+    assert sorted(Path(name).name for name in result.files) == names
+    classes = read_raster(tmp_path / "out" / "map.tif")[0]
+    np.testing.assert_array_equal(classes, expected_classes(pixels))
+    confidence = read_raster(tmp_path / "out" / "map_confidence.tif")[0]
+    probabilities = read_raster(tmp_path / "out" / "map_probabilities.tif")
+    np.testing.assert_array_equal(probabilities.max(axis=0), confidence)
+    np.testing.assert_array_equal(confidence == 255, classes == 255)
+    has_data = classes != 255
+    assert np.abs(probabilities[:, has_data].astype(int).sum(axis=0) - 254).max() <= 3
+    assert result.unit == "m2"
+    assert [row["area"] for row in result.classes] == [0.25 * (classes == k).sum() for k in range(5)]
+
+
+def test_the_boundary_map(tmp_path):
+    scene, pixels = smooth_scene(tmp_path / "scene.tif")
+    run(scene, tmp_path / "map.tif", dataclasses.replace(SMALL, maps=MapChoice(boundaries=True)))
+    classes, height, width = expected_classes(pixels), *pixels.shape[1:]
+    expected = np.zeros((height, width), np.uint8)
+    for y in range(height):
+        for x in range(width):
+            around = [(y - 1, x), (y + 1, x), (y, x - 1), (y, x + 1)]
+            near = [classes[v, u] for v, u in around if 0 <= v < height and 0 <= u < width]
+            expected[y, x] = 255 if classes[y, x] == 255 else any(k not in (255, classes[y, x]) for k in near)
+    np.testing.assert_array_equal(read_raster(tmp_path / "map_boundaries.tif")[0], expected)
+
+
+@pytest.mark.parametrize("compress", ["deflate", "zstd", "lzw"])
+def test_maps_are_valid_cogs_that_say_what_they_are(tmp_path, compress):
+    scene, _ = smooth_scene(tmp_path / "scene.tif", 700, 1100, tags={"AREA_OR_POINT": "Point"})
+    request = Request(Settings(512, 64), maps=MapChoice(True, True, True, compress))
+    run(scene, tmp_path / "map.tif", request)
+    for path in sorted(tmp_path.glob("map*.tif")):
+        assert cog_validate(path, strict=True) == (True, [], [])
+        with rasterio.open(path) as dataset, rasterio.open(scene) as original:
+            assert dataset.crs == original.crs and dataset.transform == original.transform
+            assert dataset.shape == original.shape
+            assert set(dataset.dtypes) == {"uint8"} and dataset.nodata == 255
+            assert dataset.block_shapes[0] == (512, 512) and dataset.overviews(1)
+            assert dataset.compression.name.lower() == compress
+            tags = dataset.tags()
+            assert tags["AREA_OR_POINT"] == "Point"
+            assert (tags["MODEL"], tags["MODEL_VERSION"]) == ("stand_in", weights_version(StandIn()))
+            assert tags["TIFFTAG_SOFTWARE"].startswith("crispseg ")
+    with rasterio.open(tmp_path / "map.tif") as dataset:
+        assert dataset.tags()["CLASSES"].startswith('{"0": "kind 0", "1": "kind 1"')
+        assert dataset.colormap(1)[3] == (30, 252, 3, 255)
+        assert dataset.colormap(1)[255][3] in (0, 255)
+    with rasterio.open(tmp_path / "map_probabilities.tif") as dataset:
+        assert dataset.descriptions == tuple(f"kind {k}" for k in range(5))
+        assert dataset.scales == (1 / 254,) * 5
+
+
+def test_polygons_of_a_scene_cover_its_map(tmp_path):
+    scene, pixels = smooth_scene(tmp_path / "scene.tif")
+    for ending in ("gpkg", "geojson", "fgb"):
+        run(scene, tmp_path / f"{ending}.tif", dataclasses.replace(SMALL, polygons=PolygonChoice(ending)))
+        meta, _, geometry, fields = pyogrio.raw.read(tmp_path / f"{ending}.{ending}")
+        columns = dict(zip(meta["fields"], fields, strict=True))
+        polygons = shapely.from_wkb(geometry)
+        assert shapely.is_valid(polygons).all()
+        assert "32633" in meta["crs"]
+        with rasterio.open(tmp_path / f"{ending}.tif") as dataset:
+            pairs = zip(polygons, columns["class_id"], strict=True)
+            burnt = rasterio.features.rasterize(pairs, dataset.shape, 255, transform=dataset.transform, dtype="uint8")
+        np.testing.assert_array_equal(burnt, expected_classes(pixels))
+        np.testing.assert_allclose(shapely.area(polygons), columns["area"])
+        assert columns["class"].tolist() == [f"kind {k}" for k in columns["class_id"]]
+        assert ((columns["confidence"] > 0.2) & (columns["confidence"] <= 1)).all()
+
+
+class Crash(Exception):
+    """Stands for the power going off."""
+
+
+class CrashAfter(Watcher):
+    def __init__(self, tiles):
+        self.left = tiles
+
+    def tile_done(self):
+        self.left -= 1
+        if self.left < 0:
+            raise Crash
+
+
+def read_all(folder):
+    return {path.name: path.read_bytes() for path in Path(folder).iterdir() if path.is_file()}
+
+
+def test_a_run_that_crashed_anywhere_goes_on_to_the_same_bytes(tmp_path):
+    scene, _ = smooth_scene(tmp_path / "scene.tif")
+    run(scene, tmp_path / "whole" / "map.tif", FULL)
+    expected = read_all(tmp_path / "whole")
+    for tiles in (0, 1, 5, 11, 18):
+        target = tmp_path / f"after_{tiles}" / "map.tif"
+        with pytest.raises(Crash):
+            run(scene, target, FULL, watcher=CrashAfter(tiles))
+        assert not target.exists()
+        model, evaluated = StandIn(), []
+        model.before = lambda x, evaluated=evaluated: evaluated.append(len(x))
+        run(scene, target, FULL, model)
+        assert read_all(target.parent) == expected
+        if tiles == 18:
+            assert len(evaluated) == 25, "the finished bands were not made again"
+
+
+def test_a_run_killed_while_renaming_is_completed(tmp_path, monkeypatch):
+    scene, _ = smooth_scene(tmp_path / "scene.tif")
+    run(scene, tmp_path / "whole" / "map.tif", FULL)
+    for survived in range(6):
+        folder = tmp_path / f"after_{survived}"
+        left = [survived]
+        replace = os.replace
+
+        def failing(made, path, left=left, replace=replace, folder=folder):
+            if Path(path).parent == folder and not Path(path).name.startswith("."):
+                left[0] -= 1
+                if left[0] < 0:
+                    raise Crash
+            replace(made, path)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", failing)
+            if survived < 5:
+                with pytest.raises(Crash):
+                    run(scene, folder / "map.tif", FULL)
+            else:
+                run(scene, folder / "map.tif", FULL)
+        if survived < 5:
+            assert not (folder / "map.tif").exists(), "the class map comes last"
+            report = predict_scenes([scene], str(folder / "map.tif"), StandIn(), FULL)
+            assert not report.failures
+        assert read_all(folder) == read_all(tmp_path / "whole")
+
+
+def test_a_journal_of_another_job_is_not_used(tmp_path):
+    scene, pixels = smooth_scene(tmp_path / "scene.tif")
+    target = tmp_path / "map.tif"
+    for change in ("model", "scene", "settings"):
+        with pytest.raises(Crash):
+            run(scene, target, watcher=CrashAfter(15))
+        assert list((tmp_path / ".map.tif.crisp").glob("band-*"))
+        model, request = StandIn(), SMALL
+        if change == "model":
+            model.weight.data.fill_(2.0)
+        elif change == "scene":
+            pixels = pixels.copy()
+            pixels[0] //= 2
+            write_raster(scene, pixels, nodata=0, **UTM)
+        else:
+            request = dataclasses.replace(SMALL, settings=Settings(40, 8))
+        evaluated = []
+        model.before = lambda x, evaluated=evaluated: evaluated.append(len(x))
+        run(scene, target, request, model)
+        assert len(evaluated) >= 12
+        np.testing.assert_array_equal(read_raster(target)[0], expected_classes(pixels))
+
+
+def test_two_runs_for_one_output_do_not_mix(tmp_path):
+    scene, _ = smooth_scene(tmp_path / "scene.tif")
+
+    class RunsAgain(Watcher):
+        def tile_done(self):
+            with pytest.raises(UserError, match="another run is making"):
+                run(scene, tmp_path / "map.tif")
+
+    run(scene, tmp_path / "map.tif", watcher=RunsAgain())
+    assert files_in(tmp_path) == ["map.tif", "scene.tif"]
+
+
+def test_a_damaged_scene_leaves_nothing_behind_and_the_others_are_done(tmp_path):
+    good, pixels = smooth_scene(tmp_path / "good.tif")
+    bad = tmp_path / "bad.tif"
+    noise = np.random.default_rng(0).integers(1, 30, (3, 150, 110)).astype(np.uint8)
+    write_raster(bad, noise, tiled=True, blockxsize=32, blockysize=32, compress="deflate", **UTM)
+    os.truncate(bad, bad.stat().st_size // 2)
+    wide = write_raster(tmp_path / "wide.tif", random_pixels(5, 20, 20), photometric="minisblack", **UTM)
+    (tmp_path / "text.tif").write_text("no image")
+    scenes = [str(bad), wide, str(tmp_path / "text.tif"), str(tmp_path / "none.tif"), good]
+    report = predict_scenes(scenes, str(tmp_path / "maps"), StandIn(), SMALL)
+    assert files_in(tmp_path / "maps") == ["good.tif"]
+    np.testing.assert_array_equal(read_raster(tmp_path / "maps" / "good.tif")[0], expected_classes(pixels))
+    reasons = dict(report.failures)
+    assert list(reasons) == scenes[:4]
+    assert "damaged" in reasons[str(bad)]
+    assert "takes 3 bands" in reasons[wide]
+    assert "cannot be read as a raster" in reasons[scenes[2]]
+    assert "no file" in reasons[scenes[3]]
+
+
+def test_a_full_disk_is_explained_and_the_run_can_go_on(tmp_path, monkeypatch):
+    scene, pixels = smooth_scene(tmp_path / "scene.tif")
+    encoded = journals.encoded
+    calls = []
+
+    def full(band):
+        calls.append(band.index)
+        if len(calls) == 3:
+            raise OSError(28, "No space left on device")
+        return encoded(band)
+
+    monkeypatch.setattr(journals, "encoded", full)
+    report = predict_scenes([scene], str(tmp_path / "map.tif"), StandIn(), SMALL)
+    assert "no space left" in report.failures[0][1]
+    assert files_in(tmp_path) == [".map.tif.crisp", "scene.tif"]
+    assert not predict_scenes([scene], str(tmp_path / "map.tif"), StandIn(), SMALL).failures
+    np.testing.assert_array_equal(read_raster(tmp_path / "map.tif")[0], expected_classes(pixels))
+
+
+def test_a_disk_that_fills_while_the_map_is_written(tmp_path):
+    """GDAL's own writes fail: the limit on file sizes makes them, in a process of its own."""
+    scene = write_raster(tmp_path / "scene.tif", random_pixels(3, 600, 600), **UTM)
+    code = f"""
+import resource, signal
+from crispseg.geo.maps import MapChoice
+from crispseg.predict.batch import predict_scenes
+from crispseg.predict.scene import Request
+from crispseg.predict.work import Settings
+from tests.predict.standins import StandIn
+resource.setrlimit(resource.RLIMIT_FSIZE, (90_000, 90_000))
+report = predict_scenes([{scene!r}], {str(tmp_path / "map.tif")!r}, StandIn(), Request(Settings(64, 8)))
+print(report.failures[0][1])
+"""
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"cannot write {tmp_path / 'map.tif'}: ")
+    assert "make room or choose another place" in done.stdout
+    assert not (tmp_path / "map.tif").exists()
+    assert not predict_scenes([scene], str(tmp_path / "map.tif"), StandIn(), Request(Settings(64, 8))).failures
+
+
+def test_killed_at_random_moments_it_gives_the_same_bytes():
+    """kill -9, again and again, in processes of their own."""
+    script = Path(__file__).with_name("killed_runs.py")
+    done = subprocess.run(
+        [sys.executable, str(script), "5"], capture_output=True, text=True, cwd=script.parents[2], timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("same bytes") == 5
+
+
+@pytest.mark.parametrize(
+    ("kind", "profile"),
+    [
+        ("turned", {"transform": rasterio.Affine.rotation(30) @ rasterio.Affine.scale(2, -2), "crs": "EPSG:32633"}),
+        ("geographic", {"transform": rasterio.Affine(1e-5, 0, 10, 0, -1e-5, 50), "crs": "EPSG:4326"}),
+        ("plain", {"transform": None, "crs": None}),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
+def test_every_georeference_is_kept(tmp_path, kind, profile):
+    scene, pixels = smooth_scene(tmp_path / "scene.tif", **profile)
+    result = run(scene, tmp_path / "map.tif", dataclasses.replace(SMALL, polygons=PolygonChoice("gpkg")))
+    np.testing.assert_array_equal(read_raster(tmp_path / "map.tif")[0], expected_classes(pixels))
+    with rasterio.open(tmp_path / "map.tif") as made, rasterio.open(scene) as original:
+        assert made.crs == original.crs
+        np.testing.assert_allclose(made.transform, original.transform)
+    assert result.unit == ("px" if kind == "plain" else "m2")
+    assert cog_validate(tmp_path / "map.tif")[0]
+    area = sum(row["area"] for row in result.classes)
+    polygons = pyogrio.raw.read(tmp_path / "map.gpkg")
+    assert sum(polygons[3][2]) == pytest.approx(area)
+    pixel = {"turned": 4.0, "geographic": 0.795, "plain": 1.0}[kind]
+    assert area == pytest.approx(pixel * (expected_classes(pixels) < 255).sum(), rel=0.01)
+
+
+@pytest.mark.parametrize(("height", "width"), [(1, 1), (1, 90), (90, 1), (33, 32), (2, 65)])
+def test_tiny_and_narrow_scenes(tmp_path, height, width):
+    pixels = random_pixels(3, height, width)
+    scene = write_raster(tmp_path / "scene.tif", pixels, **UTM)
+    run(scene, tmp_path / "map.tif")
+    np.testing.assert_array_equal(read_raster(tmp_path / "map.tif")[0], expected_classes(pixels))
+
+
+def test_another_resolution_changes_the_grid_of_the_map(tmp_path):
+    scene, _ = smooth_scene(tmp_path / "scene.tif")
+    run(scene, tmp_path / "map.tif", dataclasses.replace(SMALL, reading=Reading(resolution=1.0)))
+    with rasterio.open(tmp_path / "map.tif") as made, rasterio.open(scene) as original:
+        assert made.shape == (75, 55) and made.bounds == original.bounds
+
+
+def test_outputs_that_cannot_be_are_explained(tmp_path):
+    scene, _ = smooth_scene(tmp_path / "scene.tif")
+    (tmp_path / "sub").mkdir()
+    other, _ = smooth_scene(tmp_path / "sub" / "scene.tif")
+
+    def refusal(scenes, output, request=SMALL, **options):
+        with pytest.raises(UserError) as error:
+            predict_scenes(scenes, str(output), StandIn(), request, **options)
+        return str(error.value)
+
+    assert "name a folder" in refusal([scene, other], tmp_path / "map.tif")
+    assert "must end in .tif" in refusal([scene], tmp_path / "map.png")
+    assert "two scenes would both be written" in refusal([scene, other], tmp_path / "maps")
+    assert "replace the scene itself" in refusal([scene], scene)
+    one_file = dataclasses.replace(SMALL, polygons=PolygonChoice(str(tmp_path / "all.gpkg")))
+    other, _ = smooth_scene(tmp_path / "other.tif")
+    assert "--polygons gpkg" in refusal([scene, other], tmp_path / "maps", one_file)
+    assert "existing files" in refusal([scene], tmp_path / "map.tif", existing="keep")
+    assert "unknown engine" in refusal([scene], tmp_path / "map.tif", engine="rey")
+    with pytest.raises(UserError, match=r"not shape\.shp"):
+        PolygonChoice("shape.shp")
+
+
+def test_existing_maps_are_refused_skipped_or_replaced(tmp_path):
+    scene, _ = smooth_scene(tmp_path / "scene.tif")
+    target = tmp_path / "map.tif"
+    target.write_text("precious")
+    assert "is there already" in predict_scenes([scene], str(target), StandIn(), SMALL).failures[0][1]
+    assert predict_scenes([scene], str(target), StandIn(), SMALL, existing="skip").skipped == (str(target),)
+    assert target.read_text() == "precious"
+    assert predict_scenes([scene], str(target), StandIn(), SMALL, existing="replace").results
+    assert cog_validate(target)[0]

@@ -1,0 +1,26 @@
+"""Scores of a trained model on a data set, two models compared, and the report folder.
+
+    folder = crispseg.data.open_folder("my_data")
+    evaluation = evaluate(crispseg.load("my_model"), folder)
+    write_report(evaluation, "report")
+
+Images are cut, blended and augmented by the predict room, so what is scored is the map that `crisp predict` would
+write; counting is the metrics room's. docs/evaluation.md says what each figure means.
+"""
+
+from crispseg.evaluate.compare import Comparison, compare, write_comparison
+from crispseg.evaluate.conditions import Conditions, Settings
+from crispseg.evaluate.report import write_report
+from crispseg.evaluate.result import Evaluation
+from crispseg.evaluate.run import evaluate
+
+__all__ = [
+    "Comparison",
+    "Conditions",
+    "Evaluation",
+    "Settings",
+    "compare",
+    "evaluate",
+    "write_comparison",
+    "write_report",
+]

@@ -1,0 +1,69 @@
+"""What the words on the command line name: a model's folder or a training run's, and a data folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from crispseg import config as configs
+from crispseg.data.folder import Folder, open_folder
+from crispseg.errors import UserError
+from crispseg.models.base import SegmentationModel
+from crispseg.models.folder import CONFIG, load
+
+_RUN_CONFIG, _RUN_PROTOCOL, _BEST = "config.yaml", "protocol.json", "best"
+
+
+class Opened(NamedTuple):
+    model: SegmentationModel
+    source: str  # as the user wrote it
+    run: Path | None  # the training run it came from, if that is at hand
+
+
+def open_model(path: str) -> Opened:
+    """A folder saved by `model.save`, or a run's folder: its best weights."""
+    folder = Path(path)
+    if not folder.is_dir():
+        raise UserError(f"there is no model folder {path}; give one written by model.save or by `crisp train`")
+    if (folder / CONFIG).is_file():
+        run = folder.parent if folder.name == _BEST and (folder.parent / _RUN_CONFIG).is_file() else None
+        return Opened(load(folder), path, run)
+    if (folder / _BEST / CONFIG).is_file():
+        return Opened(load(folder / _BEST), path, folder)
+    if (folder / _RUN_CONFIG).is_file():
+        raise UserError(
+            f"the run in {folder} has no {_BEST}/ yet, because it is not finished: crisp train --resume {folder}"
+        )
+    raise UserError(f"{folder} is neither a model folder (it has no {CONFIG}) nor a training run")
+
+
+def open_data(
+    path: str,
+    opened: list[Opened],
+    protocol: str | None = None,
+    classes: str | None = None,
+    split_file: str | None = None,
+) -> Folder:
+    """The data folder. Where nothing else is said, a model trained on it is scored on its own training's split."""
+    if protocol is None and classes is None and split_file is None:
+        for run in (each.run for each in opened if each.run is not None):
+            data = configs.read_yaml(run / _RUN_CONFIG).get("data", {})
+            if Path(data.get("path", "")).resolve() == Path(path).resolve():
+                protocol, classes, split_file = (data.get(key) for key in ("protocol", "classes", "split"))
+                break
+    return open_folder(path, protocol=protocol, classes=classes, split=split_file)
+
+
+def training_notes(opened: Opened, folder: Folder, split: str | None) -> list[str]:
+    """What a reader has to know about the images the model was trained on."""
+    protocol, trained = folder.protocol, opened.model.info.training_data
+    if f"#{protocol.hash}," in trained:
+        return []
+    if opened.run is not None and (opened.run / _RUN_PROTOCOL).is_file():
+        run = json.loads((opened.run / _RUN_PROTOCOL).read_text(encoding="utf-8"))
+        names = [record.name for record in folder.records(split or protocol.scored_split)]
+        seen = [n for n in names if any(n == tile or n.startswith(f"{tile}_") for tile in run.get("train", ()))]
+        if seen and run.get("dataset") == protocol.dataset:
+            return [f"{len(seen)} of the {len(names)} images were in this model's training split, e.g. {seen[0]}."]
+    return [f"The model was trained on {trained}."] if trained else []

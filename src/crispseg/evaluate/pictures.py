@@ -1,0 +1,175 @@
+"""The report's pictures, drawn with pillow: confusion matrix, reliability curve, worst windows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crispseg.data.classes import IGNORE, Colour
+from crispseg.data.inspection import paint, to_rgb
+from crispseg.evaluate.worst import WorstWindow
+from crispseg.metrics import Reliability
+
+if TYPE_CHECKING:
+    from PIL import Image, ImageDraw, ImageFont
+
+_INK, _FAINT, _BLUE = (34, 34, 34), (200, 200, 200), (31, 90, 165)
+_WRONG, _UNLABELLED = (230, 20, 40), (0, 0, 0)
+_DOUBLE = 2  # curves are drawn twice as large and shrunk, which smooths their lines
+_SMALLEST_PANEL = 256  # smaller windows are enlarged by a whole factor
+
+
+def draw_confusion(counts: NDArray[np.int64], names: Sequence[str]) -> Image.Image:
+    """Rows are true classes; a cell is the share of its row, in percent, and so dark."""
+    from PIL import Image, ImageDraw
+
+    cell = max(14, min(76, 900 // len(names)))
+    font = _font(max(9, min(16, cell // 3)))
+    label = _font(16) if cell >= 20 else font
+    margin = 24 + max(int(label.getlength(name)) for name in names)
+    side = margin + cell * len(names) + 12
+    picture = Image.new("RGB", (side, side + 28), "white")
+    draw = ImageDraw.Draw(picture)
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    for row, column in np.ndindex(*shares.shape):
+        left, top = margin + column * cell, margin + row * cell
+        share = float(shares[row, column])
+        colour = tuple(round(255 + (blue - 255) * share**0.6) for blue in _BLUE)
+        draw.rectangle((left, top, left + cell - 2, top + cell - 2), fill=colour)
+        if cell >= 34 and counts[row].sum():
+            ink = "white" if share > 0.4 else _INK
+            draw.text((left + cell / 2 - 1, top + cell / 2 - 1), f"{100 * share:.1f}", ink, font, anchor="mm")
+    for i, name in enumerate(names):
+        middle = margin + i * cell + cell / 2
+        draw.text((margin - 10, middle), name, _INK, label, anchor="rm")
+        _upright_text(picture, name, (middle, margin - 10), label)
+    draw.text((margin, side + 4), "row: true class, column: predicted; percent of the row", (110, 110, 110), _font(13))
+    return picture
+
+
+def _upright_text(picture: Image.Image, text: str, foot: tuple[float, float], font: ImageFont.FreeTypeFont) -> None:
+    """Text that reads upwards from `foot`."""
+    from PIL import Image, ImageDraw
+
+    size = (int(font.getlength(text)) + 2, sum(font.getmetrics()))
+    strip = Image.new("RGB", size, "white")
+    ImageDraw.Draw(strip).text((0, 0), text, _INK, font)
+    turned = strip.rotate(90, expand=True)
+    picture.paste(turned, (round(foot[0] - turned.width / 2), round(foot[1] - turned.height)))
+
+
+def draw_reliability(curve: Reliability) -> Image.Image:
+    """Share of right pixels against confidence, and below it how many pixels each bin holds."""
+    from PIL import Image, ImageDraw
+
+    k = _DOUBLE
+    side, left, top, low = 400 * k, 64 * k, 16 * k, 90 * k
+    picture = Image.new("RGB", (left + side + 24 * k, top + side + low + 84 * k), "white")
+    draw = ImageDraw.Draw(picture)
+    font = _font(14 * k)
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        return left + x * side, top + (1 - y) * side
+
+    for tick in (0.0, 0.25, 0.5, 0.75, 1.0):
+        draw.line((at(tick, 0), at(tick, 1)), _FAINT, k)
+        draw.line((at(0, tick), at(1, tick)), _FAINT, k)
+        draw.text((left - 8 * k, at(0, tick)[1]), f"{tick:g}", _INK, font, anchor="rm")
+    draw.line((at(0, 0), at(1, 1)), _INK, k)
+    filled = [i for i in range(len(curve.count)) if curve.count[i]]
+    points = [at(float(curve.confidence[i]), float(curve.accuracy[i])) for i in filled]
+    draw.line(points, _BLUE, 3 * k, joint="curve")
+    for x, y in points:
+        draw.ellipse((x - 4 * k, y - 4 * k, x + 4 * k, y + 4 * k), fill=_BLUE)
+    draw.text(at(0.03, 0.95), f"ECE {100 * curve.ece:.2f} %", _INK, font, anchor="lm")
+    _draw_shares(draw, curve, left, top + side + 30 * k, side, low)
+    return picture.resize((picture.width // k, picture.height // k), Image.Resampling.LANCZOS)
+
+
+def _draw_shares(draw: ImageDraw.ImageDraw, curve: Reliability, left: int, top: int, side: int, height: int) -> None:
+    k, font = _DOUBLE, _font(14 * _DOUBLE)
+    shares = curve.count / max(int(curve.count.sum()), 1)
+    highest = max(float(shares.max()), 1e-9)
+    for i, share in enumerate(shares):
+        first, last = left + float(curve.edges[i]) * side, left + float(curve.edges[i + 1]) * side
+        bar = height * float(share) / highest
+        draw.rectangle((first + k, top + height - bar, last - k, top + height), fill=(150, 180, 215))
+    draw.line((left, top + height, left + side, top + height), _INK, k)
+    draw.text((left - 8 * k, top), f"{100 * highest:.0f} %", _INK, font, anchor="rm")
+    for tick in (0.0, 0.25, 0.5, 0.75, 1.0):
+        draw.text((left + tick * side, top + height + 14 * k), f"{tick:g}", _INK, font, anchor="mm")
+    draw.text(
+        (left + side / 2, top + height + 36 * k),
+        "by confidence: share right (curve), share of pixels (bars)",
+        _INK,
+        font,
+        anchor="mm",
+    )
+
+
+def draw_worst(window: WorstWindow, names: Sequence[str], palette: tuple[Colour, ...]) -> Image.Image:
+    """Image and truth above, prediction and error below; the colours of the classes that occur."""
+    from PIL import Image, ImageDraw
+
+    image = to_rgb(window.image)
+    panels = {
+        "image": image,
+        "truth": paint(window.truth, palette),
+        "prediction": paint(window.prediction, palette),
+        f"error: {100 * window.share:.1f} % wrong": _errors(image, window.truth, window.prediction),
+    }
+    height, width = window.truth.shape
+    factor = max(1, -(-_SMALLEST_PANEL // max(height, width)))
+    height, width = height * factor, width * factor
+    title, gap = 24, 8
+    seen = [i for i in np.union1d(window.truth, window.prediction) if i < len(names)]
+    colours = [*(palette[i] for i in seen), _WRONG, _UNLABELLED]
+    legend = _legend([*(names[i] for i in seen), "wrong", "not labelled"], colours, 2 * width + gap)
+    below = 2 * (height + title)
+    picture = Image.new("RGB", (legend.width, below + legend.height), "white")
+    picture.paste(legend, (0, below))
+    draw = ImageDraw.Draw(picture)
+    for number, (text, panel) in enumerate(panels.items()):
+        left, top = number % 2 * (width + gap), number // 2 * (height + title)
+        draw.text((left + 2, top + title / 2), text, _INK, _font(15), anchor="lm")
+        enlarged = Image.fromarray(panel).resize((width, height), Image.Resampling.NEAREST)
+        picture.paste(enlarged, (left, top + title))
+    return picture
+
+
+def _errors(image: NDArray[np.uint8], truth: NDArray[np.uint8], prediction: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    grey = image.mean(axis=2, keepdims=True).repeat(3, axis=2)
+    shown = (150 + 0.4 * grey).astype(np.uint8)  # pale, so that the errors stand out
+    shown[truth != prediction] = _WRONG
+    shown[truth == IGNORE] = _UNLABELLED
+    return shown
+
+
+def _legend(names: Sequence[str], palette: Sequence[Colour], width: int) -> Image.Image:
+    """Names with their colours, in as many lines as it takes."""
+    from PIL import Image, ImageDraw
+
+    font, row = _font(14), 24
+    places, x, y = [], 4, 6
+    for name in names:
+        needed = 40 + int(font.getlength(name))
+        if x + needed > width and x > 4:
+            x, y = 4, y + row
+        places.append((x, y))
+        x += needed
+    picture = Image.new("RGB", (width, y + row), "white")
+    draw = ImageDraw.Draw(picture)
+    for name, colour, (left, top) in zip(names, palette, places, strict=True):
+        draw.rectangle((left, top, left + 16, top + 16), fill=colour, outline=_INK)
+        draw.text((left + 24, top + 8), name, _INK, font, anchor="lm")
+    return picture
+
+
+def _font(size: int) -> ImageFont.FreeTypeFont:
+    from PIL import ImageFont
+
+    # pillow's wheels bring a font; without FreeType there would be a bitmap that knows no size
+    return cast("ImageFont.FreeTypeFont", ImageFont.load_default(size))

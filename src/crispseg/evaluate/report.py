@@ -1,0 +1,129 @@
+"""The report folder: scores.json, scores.md, per_image.csv, pictures and report.html; whole or not there at all."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from crispseg.errors import UserError
+from crispseg.evaluate.page import report_page
+from crispseg.evaluate.pictures import draw_confusion, draw_reliability, draw_worst
+from crispseg.evaluate.result import Evaluation
+from crispseg.evaluate.tables import all_tables
+from crispseg.files import replacing
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+
+def write_report(evaluation: Evaluation, out: str | os.PathLike[str]) -> Path:
+    """Write the folder `out`, which must be new or empty; returns its page."""
+    write_files(report_files(evaluation), out)
+    return Path(out) / "report.html"
+
+
+def write_files(files: Mapping[str, bytes], out: str | os.PathLike[str]) -> None:
+    """Make the folder `out` with these files in it; it must be new or empty."""
+    check_free(out)
+    with replacing(out) as aside:
+        for name, content in files.items():
+            path = aside / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+
+
+@contextlib.contextmanager
+def reserved(wanted: str | None, label: str, first: bool) -> Iterator[Path]:
+    """A new folder for a report, `wanted` or the next free reports/LABEL-NUMBER, made before anything is computed.
+
+    It is removed again when nothing came of it. Only the `first` process makes it.
+    """
+    folder = Path(wanted) if wanted is not None else _next_free(Path("reports"), label)
+    if not first:
+        yield folder
+        return
+    check_free(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the report folder {folder}: {error.strerror}; choose another place") from error
+    try:
+        yield folder
+    finally:
+        with contextlib.suppress(OSError):  # they hold a report
+            folder.rmdir()
+            if wanted is None:
+                folder.parent.rmdir()
+
+
+def _next_free(parent: Path, label: str) -> Path:
+    number = 1
+    while (folder := parent / f"{label}-{number}").exists():
+        number += 1
+    return folder
+
+
+def check_free(out: str | os.PathLike[str]) -> None:
+    """Refuse a place that holds something, so that no report is mixed with another."""
+    folder = Path(out)
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        raise UserError(f"{folder} exists and is not an empty folder; choose another place for the report")
+
+
+def report_files(evaluation: Evaluation) -> dict[str, bytes]:
+    """The files of a report by name."""
+    tables = all_tables(evaluation)
+    pictures = report_pictures(evaluation)
+    return {
+        "scores.json": (json.dumps(evaluation.to_dict(), indent=2, ensure_ascii=False) + "\n").encode(),
+        "scores.md": _markdown(evaluation, [table.markdown() for table in tables]).encode(),
+        "per_image.csv": _per_image(evaluation).encode(),
+        **pictures,
+        "report.html": report_page(evaluation, tables, pictures).encode(),
+    }
+
+
+def report_pictures(evaluation: Evaluation) -> dict[str, bytes]:
+    protocol = evaluation.conditions.protocol
+    files = {
+        "confusion.png": _encoded(draw_confusion(evaluation.confusion.counts.numpy(), protocol.classes)),
+        "reliability.png": _encoded(draw_reliability(evaluation.reliability)),
+    }
+    for number, window in enumerate(evaluation.worst, 1):
+        name = re.sub(r"[^\w.-]+", "_", window.name)
+        picture = draw_worst(window, protocol.classes, protocol.palette)
+        files[f"worst/{number:02d}-{name}-{window.top}-{window.left}.jpg"] = _encoded(picture, "jpeg")
+    return files
+
+
+def _encoded(picture: Image.Image, kind: str = "png") -> bytes:
+    buffer = io.BytesIO()
+    # full colour resolution, or red errors would bleed
+    options = {"quality": 90, "subsampling": 0} if kind == "jpeg" else {"optimize": True}
+    picture.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def _markdown(evaluation: Evaluation, tables: list[str]) -> str:
+    conditions = evaluation.conditions
+    head = [f"# {evaluation.source} on {conditions.protocol.name}", "", conditions.line, ""]
+    for text in evaluation.notes:
+        head += [f"**Note:** {text}", ""]
+    return "\n".join([*head, *tables])
+
+
+def _per_image(evaluation: Evaluation) -> str:
+    """Fractions, empty where not defined; each row says what it was made under."""
+    rows = [row | {"conditions": evaluation.conditions.line} for row in evaluation.image_rows()]
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return buffer.getvalue()

@@ -1,0 +1,39 @@
+"""A model that looks at every window in several sizes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from crispseg.models.base import SegmentationModel
+
+
+class AtScales(SegmentationModel):
+    """Shows the image to `model` at each scale, and averages the probabilities at the image's own size.
+
+    What it returns are logarithms of probabilities: logits like any other model's.
+    """
+
+    def __init__(self, model: SegmentationModel, scales: tuple[float, ...]) -> None:
+        super().__init__()
+        self.model, self.scales = model, scales
+        self.name, self.info = model.name, model.info
+        self.num_classes, self.in_channels = model.num_classes, model.in_channels
+
+    def forward(self, image: Tensor) -> Tensor:
+        size = (image.shape[-2], image.shape[-1])
+        views = [self._probabilities(image, size, scale) for scale in self.scales]
+        return torch.stack(views).mean(0).log()
+
+    def _probabilities(self, image: Tensor, size: tuple[int, int], scale: float) -> Tensor:
+        shown = (max(1, round(size[0] * scale)), max(1, round(size[1] * scale)))
+        probabilities = self.model(_resized(image, shown)).float().softmax(1)
+        return _resized(probabilities, size)
+
+
+def _resized(x: Tensor, size: tuple[int, int]) -> Tensor:
+    """Bilinear, with a wider filter when shrinking so that nothing aliases."""
+    if x.shape[-2:] == size:
+        return x
+    return functional.interpolate(x, size=size, mode="bilinear", align_corners=False, antialias=True)

@@ -1,0 +1,164 @@
+"""The report folder: complete, readable without anything else, and true to the scores."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from crispseg.data.folder import Folder
+from crispseg.errors import UserError
+from crispseg.evaluate import Evaluation, Settings, evaluate, write_report
+from crispseg.evaluate.pictures import draw_confusion, draw_worst
+from crispseg.evaluate.report import reserved
+from crispseg.evaluate.tables import Table, percent
+from tests.evaluate.toy import colour_model
+
+
+@pytest.fixture(scope="module")
+def evaluation(folder: Folder) -> Evaluation:
+    chosen = Settings(tile=32, overlap=8, worst=2)
+    return evaluate(colour_model(), folder, "val", settings=chosen, source="models/<toy>", notes=["read & <heed>"])
+
+
+@pytest.fixture(scope="module")
+def report(evaluation: Evaluation, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("out") / "report"
+    assert write_report(evaluation, out) == out / "report.html"
+    return out
+
+
+def test_all_files_are_there_and_name_the_protocol(report: Path, evaluation: Evaluation) -> None:
+    names = sorted(path.relative_to(report).as_posix() for path in report.rglob("*") if path.is_file())
+    assert names == [
+        "confusion.png",
+        "per_image.csv",
+        "reliability.png",
+        "report.html",
+        "scores.json",
+        "scores.md",
+        *(f"worst/{n:02d}-{w.name}-{w.top}-{w.left}.jpg" for n, w in enumerate(evaluation.worst, 1)),
+    ]
+    for name in ("per_image.csv", "report.html", "scores.json", "scores.md"):
+        assert evaluation.conditions.line in (report / name).read_text()
+    for path in report.rglob("*.[pj][np]g"):
+        with Image.open(path) as picture:
+            picture.load()
+            assert min(picture.size) > 100
+
+
+def test_json_comes_back_as_it_was(report: Path, evaluation: Evaluation) -> None:
+    values = json.loads((report / "scores.json").read_text())
+    assert values == evaluation.to_dict()
+    assert values["headline"]["mIoU"] == evaluation.scores.miou
+    assert values["confusion"] == evaluation.confusion.counts.tolist()
+    assert "NaN" not in (report / "scores.json").read_text()
+
+
+def test_csv_has_a_row_per_image(report: Path, evaluation: Evaluation) -> None:
+    rows = list(csv.DictReader(io.StringIO((report / "per_image.csv").read_text())))
+    assert [row["image"] for row in rows] == ["site0", "site1", "site2"]
+    for row, image in zip(rows, evaluation.images, strict=True):
+        matrix = image.confusion.counts.numpy()
+        assert int(row["pixels"]) == matrix.sum()
+        assert float(row["OA"]) == pytest.approx(np.trace(matrix) / matrix.sum())
+        assert float(row["IoU water"]) == pytest.approx(
+            matrix[1, 1] / (matrix[1].sum() + matrix[:, 1].sum() - matrix[1, 1])
+        )
+        assert image.boundary is not None and float(row["BF@3px"]) == image.boundary.scores().mbf
+
+
+def test_the_page_needs_nothing_else(report: Path) -> None:
+    text = (report / "report.html").read_text()
+    assert not re.search(r"https?:|<script|<link|@import|url\(", text)
+    sources = re.findall(r'(?:src|href)="([^"]*)"', text)
+    assert len(sources) == 4 and all(re.match(r"data:image/(png|jpeg);base64,", source) for source in sources)
+    assert "models/&lt;toy&gt;" in text and "read &amp; &lt;heed&gt;" in text and "<heed>" not in text
+    assert 'name="viewport"' in text
+
+
+def test_markdown_tables_are_regular(report: Path, evaluation: Evaluation) -> None:
+    text = (report / "scores.md").read_text()
+    for block in re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE):
+        assert len({line.count("|") for line in block.splitlines()}) == 1
+    assert f"| {percent(evaluation.scores.miou)} |" in text
+    assert Table("t", ("a|b",), (("c",),)).markdown().splitlines()[2] == "| a&#124;b |"
+
+
+def test_undefined_is_a_dash() -> None:
+    assert [percent(value) for value in (None, float("nan"), 0.12345, 1.0)] == ["-", "-", "12.35", "100.00"]
+
+
+def test_error_panel_marks_the_wrong_pixels(evaluation: Evaluation) -> None:
+    window = evaluation.worst[0]
+    palette = evaluation.conditions.protocol.palette
+    picture = np.asarray(draw_worst(window, evaluation.conditions.protocol.classes, palette))
+    height, width = window.truth.shape
+    factor = -(-256 // max(height, width))
+    left, top = width * factor + 8, (height * factor) + 2 * 24
+    error = picture[top : top + height * factor : factor, left : left + width * factor : factor]
+    wrong = (window.truth != window.prediction) & (window.truth != 255)
+    np.testing.assert_array_equal((error == (230, 20, 40)).all(-1), wrong)
+    np.testing.assert_array_equal((error == 0).all(-1), window.truth == 255)
+    truth = picture[24 : 24 + height * factor : factor, left : left + width * factor : factor]
+    np.testing.assert_array_equal(truth[window.truth == 1][0], palette[1])
+
+
+@pytest.mark.parametrize("classes", [1, 2, 40, 254])
+def test_confusion_pictures_of_any_size(classes: int) -> None:
+    counts = np.eye(classes, dtype=np.int64) * 7
+    picture = np.asarray(draw_confusion(counts, [f"class_{i}" for i in range(classes)]))
+    assert max(picture.shape) < 4200
+    blue = (picture == (31, 90, 165)).all(-1).sum()  # cells of share one
+    cell = max(14, min(76, 900 // classes))
+    assert blue > 0.6 * classes * (cell - 1) ** 2
+
+
+def test_an_empty_class_is_no_number_anywhere(perfect: Folder, tmp_path: Path) -> None:
+    """A class that neither occurs nor is predicted."""
+    protocol = perfect.protocol
+    perfect.protocol = dataclasses.replace(
+        protocol,
+        classes=(*protocol.classes, "ice"),
+        scored=(*protocol.scored, "ice"),
+        palette=(*protocol.palette, (0, 0, 9)),
+    )
+    model = colour_model(classes=(*protocol.classes, "ice"))
+    model.colours.data[:3] = colour_model().colours.data
+    model.colours.data[3] = 99.0
+    model.info = dataclasses.replace(model.info, mean=colour_model().info.mean, std=colour_model().info.std)
+    evaluation = evaluate(model, perfect, settings=Settings(tile=0))
+    write_report(evaluation, tmp_path / "report")
+    values = json.loads((tmp_path / "report" / "scores.json").read_text())
+    assert values["scores"]["IoU"]["ice"] is None and values["scores"]["mIoU"] == 1.0
+    assert "| ice | 0.00 | - |" in (tmp_path / "report" / "scores.md").read_text()
+    assert not list((tmp_path / "report").glob("worst*"))  # nothing was wrong
+
+
+def test_a_place_that_is_taken_is_refused(evaluation: Evaluation, report: Path) -> None:
+    before = sorted(report.rglob("*"))
+    with pytest.raises(UserError, match="is not an empty folder; choose another place"):
+        write_report(evaluation, report)
+    assert sorted(report.rglob("*")) == before
+
+
+def test_reserved_leaves_nothing_when_nothing_came(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ZeroDivisionError), reserved(None, "data-model", first=True) as out:
+        assert out == Path("reports/data-model-1") and out.is_dir()
+        raise ZeroDivisionError
+    assert not out.exists()
+    for number in (1, 2):
+        with reserved(None, "data-model", first=True) as out:
+            (out / "scores.json").touch()
+        assert out == Path(f"reports/data-model-{number}") and out.is_dir()
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="cannot make the report folder"), reserved("file/inside", "x", first=True):
+        pass

@@ -22,6 +22,7 @@ _ROOMS = {
     "load_vssd_checkpoint": "crispseg.models.vssd_checkpoint",
     "load_authors_checkpoint": "crispseg.peers.authors",
     "load": "crispseg.models.folder",
+    "segment": "crispseg.predict.segment",
     "UserError": "crispseg.errors",
 }
 __all__ = ["__version__", *_ROOMS]
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from crispseg.models.vssd import list_backbones as list_backbones
     from crispseg.models.vssd_checkpoint import load_vssd_checkpoint as load_vssd_checkpoint
     from crispseg.peers.authors import load_authors_checkpoint as load_authors_checkpoint
+    from crispseg.predict.segment import segment as segment
 
 
 def __getattr__(name: str) -> Any:

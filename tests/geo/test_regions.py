@@ -70,17 +70,17 @@ def test_simplified_regions_are_valid_and_still_fit_together(case, tolerance):
 
 
 def test_simplification_straightens_a_staircase_and_keeps_it_shared():
-    rows, cols = np.mgrid[0:200, 0:200]
-    classes = (rows + 2 * cols > 300).astype(np.uint8)
-    for cuts in ([0, 200], [0, 64, 128, 200]):
+    rows, cols = np.mgrid[0:90, 0:90]
+    classes = (rows + 2 * cols > 135).astype(np.uint8)
+    for cuts in ([0, 90], [0, 32, 64, 90]):
         regions = list(find_regions(bands_of(classes, cuts), grid_of(classes), 2.0))
         assert sum(shapely.get_num_coordinates(r.polygon) for r in regions) < 40
-        assert shapely.union_all([r.polygon for r in regions]).equals(shapely.box(0, 0, 200, 200))
+        assert shapely.union_all([r.polygon for r in regions]).equals(shapely.box(0, 0, 90, 90))
         truth = [
             shapely.union_all([shapely.box(x, y, x + 1, y + 1) for y, x in np.argwhere(classes == r.class_id)])
             for r in regions
         ]
-        assert all(r.polygon.symmetric_difference(t).area < 0.01 * t.area for r, t in zip(regions, truth, strict=True))
+        assert all(r.polygon.symmetric_difference(t).area < 0.02 * t.area for r, t in zip(regions, truth, strict=True))
 
 
 def merge_by_brute_force(classes, min_area):

@@ -53,7 +53,8 @@ def predict_scenes(
     results, skipped, failures = [], [], []
     if request.settings.exact and engine != "local":
         raise UserError(f"a scene is run as one image in this process only, not with engine {engine!r}")
-    with contextlib.closing(find_engine("exact" if request.settings.exact else engine)) as runner:
+    beside_the_maps = next(iter(targets.values())).parent
+    with contextlib.closing(find_engine("exact" if request.settings.exact else engine, beside_the_maps)) as runner:
         for scene, target in targets.items():
             if existing == "skip" and target.exists() and not is_waiting(target):
                 skipped.append(str(target))

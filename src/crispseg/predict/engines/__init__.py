@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator
+from pathlib import Path
 from typing import Protocol
 
 from crispseg.errors import unknown
@@ -22,7 +23,8 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-def find_engine(name: str) -> Engine:
+def find_engine(name: str, spill: Path | None = None) -> Engine:
+    """The engine of this name; `spill` is where the exact engine may keep what does not fit in memory."""
     if name == "local":
         return LocalEngine()
     if name == "ray":
@@ -32,7 +34,7 @@ def find_engine(name: str) -> Engine:
     if name == "exact":
         from crispseg.predict.engines.exact import ExactEngine
 
-        return ExactEngine()
+        return ExactEngine(spill)
     raise unknown("engine", name, ENGINES)
 
 

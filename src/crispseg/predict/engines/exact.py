@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Generator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,11 @@ _WAITING = 2  # finished bands that may wait to be written
 
 
 class ExactEngine:
-    """This process, with the whole scene as one image; maps that do not fit in memory go to the system's folder for
-    temporary files (TMPDIR)."""
+    """This process, with the whole scene as one image. Feature maps that do not fit in memory go to nameless files in
+    the folder `spill`, or in the system's for temporary files."""
+
+    def __init__(self, spill: Path | None = None) -> None:
+        self.spill = spill
 
     def bands(self, work: Work, runs: list[range], on_tile: Callable[[], None]) -> Generator[Band]:
         if work.settings.tta != "none" or work.settings.precision != "float32":
@@ -64,6 +68,7 @@ class ExactEngine:
                 work.source.height,
                 work.source.width,
                 assembler.take,
+                spill=self.spill,
             )
             finished.put(None)
         except _Stopped:

@@ -59,7 +59,7 @@ def _run_verb(verb: str, words: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     module.add_arguments(parser)
-    return module.run(parser.parse_args(words)) or 0
+    return module.run(parser.parse_intermixed_args(words)) or 0
 
 
 def _overview() -> str:

@@ -41,6 +41,7 @@ class Journal:
         except OSError as error:
             raise UserError(f"cannot write in {target.parent}: {error.strerror}; choose another place") from error
         self._lock_file = _lock(self.folder / "lock", target)
+        self._given_up = False
         self._keep_only_this_job(job)
 
     def finished(self) -> set[int]:
@@ -64,9 +65,14 @@ class Journal:
         for path in sorted(self.folder.iterdir(), key=lambda path: path.name == MOVES):
             path.unlink(missing_ok=True)
         self.folder.rmdir()
-        self.release()
+
+    def give_up(self) -> None:
+        """Nothing here is of use to a later run: remove it when nobody writes any more."""
+        self._given_up = True
 
     def release(self) -> None:
+        if self._given_up:
+            self.remove()
         if self._lock_file is not None:
             self._lock_file.close()
             self._lock_file = None

@@ -133,7 +133,7 @@ def _compute_bands(
         ThreadPoolExecutor(1, thread_name_prefix="crisp-write") as writer,
         contextlib.closing(engine.bands(work, runs, watcher.tile_done)) as bands,
     ):
-        for band in _clearing_up(bands, journal):
+        for band in _giving_up(bands, journal):
             if writing is not None:
                 writing.result()  # one band at a time: wide ones are large
             writing = writer.submit(journal.write, band)
@@ -141,12 +141,12 @@ def _compute_bands(
             writing.result()
 
 
-def _clearing_up(bands: Iterator[Band], journal: Journal) -> Iterator[Band]:
+def _giving_up(bands: Iterator[Band], journal: Journal) -> Iterator[Band]:
     """What fails to be read or evaluated would fail again: nothing is kept to resume from."""
     try:
         yield from bands
     except UserError:
-        journal.remove()
+        journal.give_up()
         raise
 
 
@@ -170,7 +170,7 @@ def _make_files(
     )
     write_json(
         journal.moves,
-        {"moves": [[str(a), str(b)] for a, b in moves], "result": config.to_dict(result)},
+        {"moves": [[os.path.abspath(a), os.path.abspath(b)] for a, b in moves], "result": config.to_dict(result)},
     )
 
 

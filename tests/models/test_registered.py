@@ -84,6 +84,7 @@ def test_export_with_dynamic_height_and_width(case):
 
 @pytest.mark.parametrize("case", KINDS)
 def test_compiles_to_one_graph(case):
+    torch.compiler.reset()  # what other tests compiled counts towards the limit of recompilations
     model = make(case)
     images, target = torch.randn(2, 4, 64, 64), torch.randint(0, 3, (2, 64, 64))
     compiled = torch.compile(copy.deepcopy(model), fullgraph=True, backend="aot_eager")

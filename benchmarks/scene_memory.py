@@ -19,10 +19,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from record import record
 from torch import Tensor
 
 import crispseg
-from crispseg.files import write_json, write_text
 from crispseg.geo.maps import MapChoice
 from crispseg.geo.polygons import PolygonChoice
 from crispseg.models.base import ModelInfo, SegmentationModel
@@ -34,6 +34,8 @@ from crispseg.predict.scene import Request
 from crispseg.predict.work import Settings
 
 RESULTS = Path(__file__).parent / "results" / "scene_memory.json"
+TITLE = "Memory of whole scenes"
+NOTES = "Peak resident memory in MiB. Two CPU cores; each line was made by its command."
 CLASSES = 6
 
 
@@ -135,23 +137,6 @@ def measure(args: argparse.Namespace) -> dict[str, object]:
     }
 
 
-def record(entry: dict[str, object]) -> None:
-    entries = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
-    entries = [e for e in entries if e["command"] != entry["command"]] + [entry]
-    write_json(RESULTS, entries)
-    columns = [key for key in entry if key != "command"]
-    lines = [
-        "# Memory of whole scenes",
-        "",
-        "Peak resident memory in MiB. Two CPU cores; each line was made by its command.",
-        "",
-        "| " + " | ".join(columns) + " | command |",
-        "|" + "---|" * (len(columns) + 1),
-        *("| " + " | ".join(str(e[c]) for c in columns) + f" | `{e['command']}` |" for e in entries),
-    ]
-    write_text(RESULTS.with_suffix(".md"), "\n".join(lines) + "\n")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", type=int, default=40_000, help="pixels on a side")
@@ -165,7 +150,7 @@ def main() -> None:
     entry = measure(args)
     print(json.dumps(entry, indent=2))
     if not args.no_record:
-        record(entry)
+        record(RESULTS, TITLE, NOTES, entry)
 
 
 if __name__ == "__main__":

@@ -24,9 +24,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from record import record
 
 import crispseg
-from crispseg.files import write_json, write_text
 from crispseg.models.base import ModelInfo, SegmentationModel
 from crispseg.predict.bands import Pace
 from crispseg.predict.blend import Products
@@ -35,6 +35,8 @@ from crispseg.predict.source import ArraySource
 from crispseg.predict.work import Settings, Work, find_device
 
 RESULTS = Path(__file__).parent / "results" / "scene_throughput.json"
+TITLE = "Speed of whole scenes against the bare model"
+NOTES = "Millions of tile pixels per second; each line was made by its command."
 
 
 def make_image(size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -180,23 +182,6 @@ def _words(args: argparse.Namespace) -> Iterator[str]:
             yield f"--{name.replace('_', '-')} {value}"
 
 
-def record(entry: dict[str, Any]) -> None:
-    entries = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
-    entries = [e for e in entries if e["command"] != entry["command"]] + [entry]
-    write_json(RESULTS, entries)
-    columns = [key for key in entry if key != "command"]
-    lines = [
-        "# Speed of whole scenes against the bare model",
-        "",
-        "Millions of tile pixels per second; each line was made by its command.",
-        "",
-        "| " + " | ".join(columns) + " | command |",
-        "|" + "---|" * (len(columns) + 1),
-        *("| " + " | ".join(str(e[c]) for c in columns) + f" | `{e['command']}` |" for e in entries),
-    ]
-    write_text(RESULTS.with_suffix(".md"), "\n".join(lines) + "\n")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="crisp_nano")
@@ -214,7 +199,7 @@ def main() -> None:
     entry = measure(args)
     print(json.dumps(entry, indent=2))
     if not args.no_record:
-        record(entry)
+        record(RESULTS, TITLE, NOTES, entry)
 
 
 if __name__ == "__main__":

@@ -193,6 +193,26 @@ def test_a_run_killed_while_renaming_is_completed(tmp_path, monkeypatch):
         assert read_all(folder) == read_all(tmp_path / "whole")
 
 
+def test_finished_files_are_found_from_another_folder(tmp_path, monkeypatch):
+    scene, pixels = smooth_scene(tmp_path / "scene.tif")
+    (tmp_path / "elsewhere").mkdir()
+    replace = os.replace
+
+    def failing(made, path):
+        if Path(path).name == "map.tif":
+            raise Crash
+        replace(made, path)
+
+    with monkeypatch.context() as patch:
+        patch.chdir(tmp_path)
+        patch.setattr(os, "replace", failing)
+        with pytest.raises(Crash):
+            run("scene.tif", "map.tif")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    run(scene, tmp_path / "map.tif")
+    np.testing.assert_array_equal(read_raster(tmp_path / "map.tif")[0], expected_classes(pixels))
+
+
 def test_a_journal_of_another_job_is_not_used(tmp_path):
     scene, pixels = smooth_scene(tmp_path / "scene.tif")
     target = tmp_path / "map.tif"

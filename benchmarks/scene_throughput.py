@@ -37,9 +37,9 @@ from crispseg.predict.work import Settings, Work, find_device
 RESULTS = Path(__file__).parent / "results" / "scene_throughput.json"
 TITLE = "Speed of whole scenes against the bare model"
 NOTES = (
-    "Millions of tile pixels per second; each line was made by its command. The first tile of a scene is evaluated alone "
-    "to learn how much memory it takes, so scenes of few tiles come out lower: 0.89 to 0.98 in runs of 16 tiles, and once "
-    "0.53 while other programs ran on the same cores."
+    "Millions of tile pixels per second; each line was made by its command. The first tile of a scene is evaluated "
+    "alone to learn how much memory it takes, so scenes of few tiles come out lower: 0.89 to 0.98 in runs of 16 tiles, "
+    "and once 0.53 while other programs ran on the same cores."
 )
 
 

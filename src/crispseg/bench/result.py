@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import json
 from pathlib import Path
@@ -25,7 +26,7 @@ class Latency:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Cell:
+class Cell(abc.ABC):
     """What one subject did at one size, batch, precision and mode. There is no time unless status is ok."""
 
     size: int
@@ -44,9 +45,9 @@ class Cell:
     setup_seconds: float | None = None
 
     @property
+    @abc.abstractmethod
     def subject(self) -> str:
         """Whose cell this is."""
-        raise NotImplementedError
 
     @property
     def title(self) -> str:

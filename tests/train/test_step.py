@@ -6,7 +6,7 @@ import torch
 from crispseg.losses import LossConfig, segmentation_loss
 from crispseg.train.config import config_from
 from crispseg.train.distributed import Processes
-from crispseg.train.step import Part, Stepper, step_seed
+from crispseg.train.step import Part, Stepper, can_graph, step_seed
 from tests.train.tiny import Plain
 
 
@@ -51,7 +51,7 @@ def cut(part, count):
 )
 def test_parts_add_up_to_the_whole(loss, monkeypatch):
     whole, said = gradients(stepper(loss=loss), [batch()], monkeypatch)
-    parted, said_in_parts = gradients(stepper(loss=loss), cut(batch(), 3), monkeypatch)
+    parted, said_in_parts = gradients(stepper(loss=loss, accumulate=3), cut(batch(), 3), monkeypatch)
     for name, gradient in whole.items():
         torch.testing.assert_close(parted[name], gradient, msg=name)
     assert {k: v.item() for k, v in said_in_parts.items()} == pytest.approx({k: v.item() for k, v in said.items()})
@@ -101,3 +101,18 @@ def test_random_numbers_depend_on_all_that_names_a_part():
     seeds = {step_seed(s, t, p, r) for s in range(3) for t in range(3) for p in range(3) for r in range(3)}
     assert len(seeds) == 81
     assert step_seed(1, 2, 3, 4) == step_seed(1, 2, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("device", "values", "possible"),
+    [
+        ("cuda", {}, True),
+        ("cuda", {"graph": False}, False),
+        ("cuda", {"accumulate": 2}, False),
+        ("cuda", {"precision": "fp16"}, False),
+        ("cuda", {"loss": {"class_weights": [1.0, 2.0]}}, False),
+        ("cpu", {"graph": True}, False),
+    ],
+)
+def test_when_a_step_can_be_recorded(device, values, possible):
+    assert can_graph(config_from(values), Processes(torch.device(device))) is possible

@@ -50,6 +50,7 @@ class TrainConfig:
     sync_batchnorm: bool = True  # BatchNorm over the batches of all processes
     find_unused: bool = False  # for models with parameters that never run, on several processes
     compile: bool = False  # torch.compile
+    graph: bool | None = None  # forward and backward as one CUDA graph; none: where that is possible
     seed: int = 0
     device: Literal["auto", "cpu", "cuda"] = "auto"
     workers: int | None = None  # loader processes; none: chosen for the machine
@@ -73,6 +74,7 @@ MACHINE_KEYS = (
     "log_every",
     "samples",
     "compile",
+    "graph",
 )
 _SHORTHAND = {"data": "path", "model": "name"}  # data=FOLDER stands for data.path=FOLDER
 

@@ -16,6 +16,7 @@ from crispseg.models.base import SegmentationModel
 from crispseg.train.config import Precision, TrainConfig
 from crispseg.train.distributed import Processes, share_batch_norm
 from crispseg.train.ema import WeightAverage
+from crispseg.train.graphed import GraphedPass
 from crispseg.train.optimizer import Lookahead, build_optimizer
 from crispseg.train.schedule import learning_rate
 
@@ -82,6 +83,14 @@ def step_seed(seed: int, step: int, part: int, rank: int) -> int:
     return int.from_bytes(digest, "big")
 
 
+def can_graph(config: TrainConfig, processes: Processes) -> bool:
+    """Whether a step's forward and backward can be one CUDA graph: one part, one process, nothing the CPU decides."""
+    if config.graph is False or processes.device.type != "cuda":
+        return False
+    simple_loss = config.loss.class_weights is None
+    return processes.count == 1 and config.accumulate == 1 and config.precision != "fp16" and simple_loss
+
+
 class Stepper:
     """The model with all that changes it: optimiser, scaler of half-precision gradients, averages."""
 
@@ -102,6 +111,8 @@ class Stepper:
         )
         self.mean = torch.tensor(model.info.mean, device=device)[:, None, None]
         self.std = torch.tensor(model.info.std, device=device)[:, None, None]
+        self.graph_wanted = can_graph(config, processes)
+        self.graphed: GraphedPass | None = None
 
     @property
     def lr(self) -> float:
@@ -131,25 +142,39 @@ class Stepper:
         schedule = self.config.schedule
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(step, group["peak"], schedule)
-        labels = [part.labels.to(self.processes.device, non_blocking=True) for part in parts]
+        device = self.processes.device
+        labels = [part.labels.to(device, non_blocking=True) for part in parts]
+        images = [part.images.to(device, non_blocking=True) for part in parts]
         shares = pixel_shares(labels, self.config.loss, self.processes)
+        if self.graph_wanted and self.graphed is None:
+            self._record(images[0], labels[0], shares[0])
         said: dict[str, Tensor] = {}
-        for i, part in enumerate(parts):
+        for i in range(len(parts)):
             torch.manual_seed(step_seed(self.config.seed, step, i, self.processes.rank))
-            for name, value in self._backward(part, labels[i], shares[i], 1 / len(parts), i == len(parts) - 1).items():
+            with self._quiet(i < len(parts) - 1):
+                losses = (self.graphed or self._backward)(images[i], labels[i], shares[i])
+            for name, value in losses.items():
                 said[name] = said[name] + value if name in said else value
         said["grad_norm"] = self._update(step + 1)
         return said
 
-    def _backward(
-        self, part: Part, labels: Tensor, pixel_share: Tensor, image_share: float, last: bool
-    ) -> dict[str, Tensor]:
-        with self._quiet(not last):
-            with autocast(self.processes.device, self.config.precision):
-                output = self.network(self.normalised(part.images))
-            terms = segmentation_loss(output, labels, self.config.loss)
-            loss = shared_loss(terms, self.config.loss, pixel_share, image_share)
-            self.scaler.scale(loss).backward()
+    def _record(self, images: Tensor, labels: Tensor, pixel_share: Tensor) -> None:
+        try:
+            self.graphed = GraphedPass(self._backward, self.model, (images, labels, pixel_share))
+        except RuntimeError as problem:
+            self.graph_wanted = False
+            self.optimizer.zero_grad(set_to_none=True)
+            first_line = str(problem).strip().partition("\n")[0]
+            print(f"{self.model.name} cannot be recorded as a CUDA graph ({first_line}): steps run one kernel at a time")
+
+    def _backward(self, images: Tensor, labels: Tensor, pixel_share: Tensor) -> dict[str, Tensor]:
+        """Losses of a part, weighed by its share of the batch; their gradients are added to the parameters'."""
+        image_share = 1 / self.config.accumulate
+        with autocast(self.processes.device, self.config.precision):
+            output = self.network(self.normalised(images))
+        terms = segmentation_loss(output, labels, self.config.loss)
+        loss = shared_loss(terms, self.config.loss, pixel_share, image_share)
+        self.scaler.scale(loss).backward()
         shares = {name: pixel_share if name in _PIXEL_TERMS else image_share for name in terms}
         said = {name: (value * shares[name]).detach() for name, value in terms.items() if name != "total"}
         return {"loss": loss.detach(), **said}
@@ -166,7 +191,8 @@ class Stepper:
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit)
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
+        if self.graphed is None:  # a graph writes its gradients over the last ones
+            self.optimizer.zero_grad(set_to_none=True)
         if self.lookahead is not None:
             self.lookahead.step(steps_done)
         if self.average is not None:

@@ -29,7 +29,7 @@ from record import record
 import crispseg
 from crispseg.models.base import ModelInfo, SegmentationModel
 from crispseg.predict.bands import Pace
-from crispseg.predict.blend import Products
+from crispseg.predict.blend import Band, Products
 from crispseg.predict.plan import Plan, make_plan
 from crispseg.predict.source import ArraySource
 from crispseg.predict.work import Settings, Work, find_device
@@ -98,8 +98,13 @@ def numpy_run(folder: Path, image: Any, model: SegmentationModel, settings: Sett
     def run() -> None:
         source = ArraySource(np.load(folder / "scene.npy", mmap_mode="r"), model.info.mean)
         classes = np.lib.format.open_memmap(folder / "map.npy", "w+", np.uint8, image.shape[:2])
-        for band in Work(source, model, plan, settings, Products(), pace).bands(range(plan.strips)):
+
+        def write(band: Band) -> None:
             classes[band.top : band.top + len(band.classes)] = band.classes
+
+        with ThreadPoolExecutor(1) as writer:  # beside the computation, as `crisp predict` does
+            for band in Work(source, model, plan, settings, Products(), pace).bands(range(plan.strips)):
+                writer.submit(write, band)
         classes.flush()
 
     return run
@@ -195,7 +200,7 @@ def main() -> None:
     parser.add_argument("--device")
     parser.add_argument("--precision", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--batch-size", type=int)
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--workers", type=int)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--folder", help="where the scene and its map are put for the time of the run")
     parser.add_argument("--no-record", action="store_true")

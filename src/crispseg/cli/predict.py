@@ -1,8 +1,9 @@
 """Make georeferenced class maps of whole scenes, in bounded memory.
 
-    crisp predict scene.tif -o map.tif --model MODEL_FOLDER
-    crisp predict folder/ more.tif -o maps/ --model MODEL_FOLDER --polygons gpkg --confidence
+    crisp predict scene.tif -o map.tif --model MODEL
+    crisp predict folder/ more.tif -o maps/ --model MODEL --polygons gpkg --confidence
 
+MODEL is the folder of a saved model or the name of one that comes with crispseg; without it, one of those is used.
 A run that was interrupted or killed goes on where it stopped when the same command is given again.
 """
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("scenes", nargs="+", metavar="SCENE", help="rasters, VRTs or folders of rasters")
     parser.add_argument("-o", "--output", required=True, metavar="OUT", help="a .tif for one scene, else a folder")
-    parser.add_argument("-m", "--model", required=True, metavar="FOLDER", help="the folder of a saved model")
+    parser.add_argument("-m", "--model", help="a saved model's folder, or a shipped model's name")
     parser.add_argument("--dry-run", action="store_true", help="only say how many tiles, how much memory and time")
     parser.add_argument(
         "--existing", default="refuse", choices=("refuse", "skip", "replace"), help="when an output is there already"
@@ -52,7 +53,7 @@ def _add_model(group: Any) -> None:
     group.add_argument("--precision", default="float32", choices=("float32", "bfloat16"))
     group.add_argument("--device", help="cpu, cuda, cuda:1 ... (an accelerator if there is one)")
     group.add_argument("--batch-size", type=int, help="tiles evaluated together (as many as fit in memory)")
-    group.add_argument("--workers", type=int, default=2, help="threads that read (%(default)s)")
+    group.add_argument("--workers", type=int, help="threads that read (2; 6 beside a GPU)")
     group.add_argument("--engine", default="local", choices=("local", "ray"), help="where tiles are evaluated")
 
 
@@ -73,10 +74,8 @@ def _add_output(group: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from crispseg.models.folder import load
-
     request = make_request(args)
-    model = load(args.model)
+    model = _open_model(args.model)
     if args.dry_run:
         return _dry_run(args, model, request)
     from crispseg.predict.batch import predict_scenes
@@ -87,6 +86,19 @@ def run(args: argparse.Namespace) -> int:
             args.scenes, args.output, model, request, engine=args.engine, existing=args.existing, watcher=bar
         )
     return _tell(report)
+
+
+def _open_model(word: str | None) -> SegmentationModel:
+    from crispseg.models.folder import load
+    from crispseg.models.shipped import DEFAULT
+
+    model = load(DEFAULT if word is None else word)
+    if word is None:
+        print(
+            f"no --model given: using {DEFAULT}, trained on {model.info.training_data}; expect less on other imagery",
+            file=sys.stderr,
+        )
+    return model
 
 
 def make_request(args: argparse.Namespace) -> Request:

@@ -5,20 +5,24 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-from collections.abc import Callable, Generator
+import os
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
 
 from crispseg.errors import UserError
 from crispseg.models.base import SegmentationModel
 from crispseg.predict import memory
-from crispseg.predict.blend import Band, Blender, Products
+from crispseg.predict.blend import Band, Blender, OpenBand, Products
 from crispseg.predict.evaluate import Evaluator
 from crispseg.predict.plan import Plan
-from crispseg.predict.schedule import Tile, scored
+from crispseg.predict.schedule import Scored, Tile, scored
 from crispseg.predict.source import Pixels, Source, Window, read_reflected
 
-_BYTES_AHEAD = 64 * 2**20  # of tiles that are read and wait for the model
+_BYTES_AHEAD = {"cpu": 64 * 2**20, "cuda": 512 * 2**20}  # of tiles that are read and wait for the model
 _MOST_AHEAD = 32
+_WORKERS = {"cpu": 2, "cuda": 6}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,13 +30,16 @@ class Pace:
     """How fast to go; none of it changes what comes out."""
 
     batch_size: int | None = None  # tiles that are evaluated together; None: as many as fit in memory
-    workers: int = 2  # threads that read
+    workers: int | None = None  # threads that read; None: chosen for the device
 
     def __post_init__(self) -> None:
         if self.batch_size is not None and self.batch_size < 1:
             raise UserError(f"the batch size must be at least 1, not {self.batch_size}")
-        if self.workers < 1:
+        if self.workers is not None and self.workers < 1:
             raise UserError(f"there must be at least 1 worker, not {self.workers}")
+
+    def readers(self, device: torch.device) -> int:
+        return self.workers or min(_WORKERS.get(device.type, 2), max(2, os.cpu_count() or 1))
 
 
 def finished_bands(
@@ -52,20 +59,45 @@ def finished_bands(
     from_strip = plan.rows.first_touching(strips.start)
     places = [(i, j) for i in range(from_strip, strips.stop) for j in range(len(plan.cols.starts))]
     blender = Blender(plan, strips.start, evaluator.model.num_classes, evaluator.device, products)
-    tiles = _read_ahead(source, plan, places, pace.workers, tiles_ahead(plan, evaluator.model, pace))
+    device = evaluator.device
+    tiles = _read_ahead(source, plan, places, pace.readers(device), tiles_ahead(plan, evaluator.model, pace, device))
     # closed here and not whenever the garbage is collected: threads must not outlive the source
     with (
         source.reading(plan.rows.tile),
         contextlib.closing(tiles),
-        contextlib.closing(scored(evaluator, tiles, pace.batch_size)) as results,
+        contextlib.closing(scored(evaluator, tiles, pace.batch_size, plan.tiles)) as results,
+        contextlib.closing(_finished(_blended(results, blender, strips, on_tile), device)) as bands,
     ):
-        for (strip, column, pixels), scores in results:
-            band = blender.add(strip, column, scores, pixels.present)
-            if strip >= strips.start:
-                on_tile()
-            if band is not None:
-                yield band
-                memory.give_back()
+        for band in bands:
+            yield band
+            memory.give_back()
+
+
+def _blended(
+    results: Iterator[Scored], blender: Blender, strips: range, on_tile: Callable[[], None]
+) -> Generator[OpenBand]:
+    for (strip, column, pixels), scores in results:
+        band = blender.add(strip, column, scores, pixels.present)
+        if strip >= strips.start:
+            on_tile()
+        if band is not None:
+            yield band
+
+
+def _finished(bands: Iterator[OpenBand], device: torch.device) -> Generator[Band]:
+    """On a GPU each band is waited for by a thread while the next one is begun, so that the GPU never waits."""
+    if device.type == "cpu":
+        yield from (band.finish() for band in bands)
+        return
+    with ThreadPoolExecutor(1, thread_name_prefix="crisp-finish") as pool:
+        before: Future[Band] | None = None
+        for band in bands:
+            now = pool.submit(band.finish)
+            if before is not None:
+                yield before.result()
+            before = now
+        if before is not None:
+            yield before.result()
 
 
 def _read_ahead(source: Source, plan: Plan, places: list[tuple[int, int]], workers: int, ahead: int) -> Generator[Tile]:
@@ -85,10 +117,11 @@ def _read_ahead(source: Source, plan: Plan, places: list[tuple[int, int]], worke
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def tiles_ahead(plan: Plan, model: SegmentationModel, pace: Pace) -> int:
+def tiles_ahead(plan: Plan, model: SegmentationModel, pace: Pace, device: torch.device) -> int:
     """How many tiles are read before the model needs them."""
     tile_bytes = 4 * model.in_channels * plan.rows.tile * plan.cols.tile
-    return max(pace.workers + 1, min(_MOST_AHEAD, _BYTES_AHEAD // tile_bytes))
+    most_bytes = _BYTES_AHEAD.get(device.type, _BYTES_AHEAD["cpu"])
+    return max(pace.readers(device) + 1, min(_MOST_AHEAD, most_bytes // tile_bytes))
 
 
 def _window(plan: Plan, strip: int, column: int) -> Window:

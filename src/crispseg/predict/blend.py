@@ -8,7 +8,7 @@ one tile of open columns, and for the whole width the rows shared with the next 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -42,6 +42,37 @@ class Band:
     probabilities: NDArray[np.uint8] | None = None  # (classes, rows, width)
 
 
+class OpenBand:
+    """A band whose maps are on their way from an accelerator; `finish` waits for them and masks what has no data."""
+
+    def __init__(self, index: int, top: int, maps: Sequence[Tensor], present: NDArray[np.bool_], products: Products):
+        self.index, self.top, self.present, self.products = index, top, present, products
+        self.maps = [_to_host(x) for x in maps]
+        self.arrived = torch.cuda.Event() if maps[0].is_cuda else None
+        if self.arrived is not None:
+            self.arrived.record()
+
+    def finish(self) -> Band:
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        labels, best, shares = (x.numpy() for x in self.maps)
+        band = Band(self.index, self.top, labels)
+        unscored = (labels == NODATA) & self.present
+        if unscored.any():
+            row = self.top + int(np.argmax(unscored.any(axis=1)))
+            raise UserError(f"the model gave no finite scores near row {row}; its weights may be damaged")
+        absent = ~self.present
+        if absent.any():
+            for kept in (labels, best if self.products.confidence else None):
+                if kept is not None:
+                    kept[absent] = NODATA
+            if self.products.probabilities:
+                shares[:, absent] = NODATA
+        band.confidence = best if self.products.confidence else None
+        band.probabilities = shares if self.products.probabilities else None
+        return band
+
+
 class Blender:
     """Feed it the strips' tiles in order; at the end of each strip from `first_strip` on it gives a band.
 
@@ -61,7 +92,7 @@ class Blender:
         self.carried = torch.zeros(classes, plan.carried_rows, plan.cols.length, dtype=torch.int32, device=device)
         self.carried_over = 0  # how many of these rows hold sums
 
-    def add(self, strip: int, column: int, probabilities: Tensor | None, present: NDArray[np.bool_]) -> Band | None:
+    def add(self, strip: int, column: int, probabilities: Tensor | None, present: NDArray[np.bool_]) -> OpenBand | None:
         """One tile: (classes, tile, tile) whole numbers, or None where the tile has no data at all."""
         if column == 0:
             self._begin_strip(strip)
@@ -121,23 +152,12 @@ class Blender:
         starts = self.plan.rows.starts
         return 0 if strip == len(starts) - 1 else self.plan.rows.tile - (starts[strip + 1] - starts[strip])
 
-    def _end_strip(self, strip: int) -> Band | None:
+    def _end_strip(self, strip: int) -> OpenBand | None:
         self.carried_over = self._handed_on(strip)
         if strip < self.first_strip:
             return None
-        labels = self.labels.cpu().numpy()
-        band = Band(strip, self.plan.rows.finished(strip)[0], labels)
-        unscored = (labels == NODATA) & self.present
-        if unscored.any():
-            row = band.top + int(np.argmax(unscored.any(axis=1)))
-            raise UserError(f"the model gave no finite scores near row {row}; its weights may be damaged")
-        absent = ~self.present
-        labels[absent] = NODATA
-        if self.products.confidence:
-            band.confidence = _masked(self.best, absent)
-        if self.products.probabilities:
-            band.probabilities = _masked(self.shares, absent)
-        return band
+        top = self.plan.rows.finished(strip)[0]
+        return OpenBand(strip, top, (self.labels, self.best, self.shares), self.present, self.products)
 
 
 def _as_byte(sums: Tensor) -> Tensor:
@@ -146,7 +166,6 @@ def _as_byte(sums: Tensor) -> Tensor:
     return torch.div(sums * SURE + whole // 2, whole, rounding_mode="floor").to(torch.uint8)
 
 
-def _masked(values: Tensor, absent: NDArray[np.bool_]) -> NDArray[Any]:
-    array: NDArray[Any] = values.cpu().numpy()
-    array[..., absent] = NODATA
-    return array
+def _to_host(x: Tensor) -> Tensor:
+    """On an accelerator the copy is only begun; page-locked memory lets it go on beside the computation."""
+    return torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True) if x.is_cuda else x

@@ -68,12 +68,13 @@ def estimate_exact(path: str, model: SegmentationModel, request: Request) -> tup
 def buffer_bytes(plan: Plan, model: SegmentationModel, request: Request) -> int:
     """Sums carried to the next strip, open columns, tiles read ahead, and finished bands on their way to the disk."""
     pixels = plan.rows.tile * plan.cols.tile
+    device = find_device(request.settings.device)
     planes = 1 + request.products.confidence + model.num_classes * request.products.probabilities
     finished_rows = max(b - a for a, b in map(plan.rows.finished, range(plan.strips)))
     return (
         4 * model.num_classes * plan.carried_rows * plan.cols.length
         + 5 * 4 * model.num_classes * pixels
-        + 4 * model.in_channels * pixels * tiles_ahead(plan, model, request.pace)
+        + 4 * model.in_channels * pixels * tiles_ahead(plan, model, request.pace, device)
         + 4 * planes * finished_rows * plan.cols.length
     )
 

@@ -62,7 +62,7 @@ class Evaluator:
     @torch.inference_mode()
     def __call__(self, tiles: Sequence[NDArray[Any]], filled_to: int = 0) -> Tensor:
         """Batches smaller than `filled_to` are filled up with empty tiles, so that the same kernels run."""
-        x = self._normalised(np.stack(tiles), filled_to)
+        x = self._normalised(self._stacked(tiles), filled_to)
         total = self._probabilities(self.views[0], x)
         for view in self.views[1:]:
             total += self._probabilities(view, x)
@@ -70,10 +70,14 @@ class Evaluator:
         scaled = torch.nan_to_num_(total.mul_(CERTAIN / len(self.views)))
         return scaled.add_(0.5).to(torch.int16)[: len(tiles)]
 
-    def _normalised(self, raw: NDArray[Any], filled_to: int) -> Tensor:
-        host = torch.from_numpy(raw)
-        if self.device.type == "cuda":
-            host = host.pin_memory()
+    def _stacked(self, tiles: Sequence[NDArray[Any]]) -> Tensor:
+        """Page-locked where a GPU is to fetch them while it computes."""
+        kind = torch.from_numpy(tiles[0]).dtype
+        host = torch.empty(len(tiles), *tiles[0].shape, dtype=kind, pin_memory=self.device.type == "cuda")
+        np.stack(tiles, out=host.numpy())
+        return host
+
+    def _normalised(self, host: Tensor, filled_to: int) -> Tensor:
         x = host.to(self.device, non_blocking=True).to(torch.float32)
         if len(x) < filled_to:
             x = torch.cat([x, x.new_zeros(filled_to - len(x), *x.shape[1:])])

@@ -22,7 +22,9 @@ from crispseg.predict import memory
 from crispseg.predict.evaluate import Evaluator
 from crispseg.predict.source import Pixels
 
-_BATCH_PIXELS = 2**22  # larger batches no longer speed up an accelerator
+_BATCH_PIXELS = 2**24  # larger batches no longer speed up an accelerator
+_BATCHES_AHEAD = 2  # handed to an accelerator before the oldest is waited for; bounds the memory they take
+_MANY = 2**31  # tiles, where nobody counted them
 _USABLE = 0.7  # of the memory that is free at the start
 _log = logging.getLogger(__name__)
 
@@ -44,11 +46,11 @@ class Scored(NamedTuple):
     scores: Tensor | None
 
 
-def scored(evaluator: Evaluator, tiles: Iterator[Tile], batch_size: int | None) -> Generator[Scored]:
-    """The tiles with their scores, in order. Without a batch size, free memory decides."""
+def scored(evaluator: Evaluator, tiles: Iterator[Tile], batch_size: int | None, of: int) -> Generator[Scored]:
+    """The tiles with their scores, in order. Without a batch size, free memory decides and `of`, the scene's tiles."""
     if evaluator.device.type == "cpu":
         return SideBySide(evaluator, batch_size).stream(tiles)
-    return InBatches(evaluator, batch_size).stream(tiles)
+    return InBatches(evaluator, batch_size, of).stream(tiles)
 
 
 class SideBySide:
@@ -114,9 +116,11 @@ class SideBySide:
 class InBatches:
     """Batches of one size on an accelerator."""
 
-    def __init__(self, evaluator: Evaluator, size: int | None):
+    def __init__(self, evaluator: Evaluator, size: int | None, most: int = _MANY):
         self.evaluator = evaluator
         self.size = size or 0  # 0: not chosen yet
+        self.most = most
+        self.begun: collections.deque[torch.cuda.Event] = collections.deque()
 
     def stream(self, tiles: Iterator[Tile]) -> Generator[Scored]:
         group: list[Tile] = []
@@ -137,6 +141,7 @@ class InBatches:
             part = full[len(scores) : len(scores) + self.size]
             try:
                 scores.extend(self.evaluator([tile.pixels.values for tile in part], filled_to=self.size))
+                self._wait_for_the_oldest()
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
@@ -145,10 +150,18 @@ class InBatches:
         for tile in group:
             yield Scored(tile, next(ready) if tile.has_data else None)
 
+    def _wait_for_the_oldest(self) -> None:
+        if self.evaluator.device.type == "cuda":
+            self.begun.append(torch.cuda.Event())
+            self.begun[-1].record()
+            if len(self.begun) > _BATCHES_AHEAD:
+                self.begun.popleft().synchronize()
+
     def _fitting(self, tile: Tile) -> int:
-        """The largest power of two that fits; powers of two so that small differences in memory do not matter."""
+        """The largest power of two that fits and that a scene of `most` tiles does not leave half empty; powers of
+        two so that small differences in memory do not matter."""
         shape = tile.pixels.values.shape
-        limit = max(1, _BATCH_PIXELS // (shape[1] * shape[2]))
+        limit = max(1, min(_BATCH_PIXELS // (shape[1] * shape[2]), self.most))
         if self.evaluator.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.evaluator.device)
             before = torch.cuda.memory_allocated(self.evaluator.device)

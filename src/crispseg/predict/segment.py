@@ -35,7 +35,7 @@ def segment(
     precision: str = "float32",
     device: str | None = None,
     batch_size: int | None = None,
-    workers: int = 2,
+    workers: int | None = None,
     exact: bool = False,
 ) -> NDArray[np.uint8]:
     """The (H, W) class ids of an image, 255 where it has no data.

@@ -26,7 +26,7 @@ class GraphedPass:
         self.graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with _buffers_kept(model), torch.cuda.stream(stream):
+        with torch.cuda.stream(stream), _buffers_kept(model):
             for run in range(_WARM_UP):
                 with _no_waiting() if run == _WARM_UP - 1 else contextlib.nullcontext():
                     work(*self.inputs)

@@ -16,6 +16,7 @@ VERBS = {
     "info": "what a model costs, or what a data folder holds",
     "train": "train a model on a folder of images and masks",
     "eval": "score a model, or compare two",
+    "analyze": "look into a trained model: spectra, gates, prototypes, errors",
     "predict": "segment whole scenes into georeferenced maps",
     "vectorize": "turn a class map into polygons",
     "ablate": "run a table of experiments over several seeds",

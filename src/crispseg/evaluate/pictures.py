@@ -27,8 +27,8 @@ def draw_confusion(counts: NDArray[np.int64], names: Sequence[str]) -> Image.Ima
     from PIL import Image, ImageDraw
 
     cell = max(14, min(76, 900 // len(names)))
-    font = _font(max(9, min(16, cell // 3)))
-    label = _font(16) if cell >= 20 else font
+    font = load_font(max(9, min(16, cell // 3)))
+    label = load_font(16) if cell >= 20 else font
     margin = 24 + max(int(label.getlength(name)) for name in names)
     side = margin + cell * len(names) + 12
     picture = Image.new("RGB", (side, side + 28), "white")
@@ -46,7 +46,9 @@ def draw_confusion(counts: NDArray[np.int64], names: Sequence[str]) -> Image.Ima
         middle = margin + i * cell + cell / 2
         draw.text((margin - 10, middle), name, _INK, label, anchor="rm")
         _upright_text(picture, name, (middle, margin - 10), label)
-    draw.text((margin, side + 4), "row: true class, column: predicted; percent of the row", (110, 110, 110), _font(13))
+    draw.text(
+        (margin, side + 4), "row: true class, column: predicted; percent of the row", (110, 110, 110), load_font(13)
+    )
     return picture
 
 
@@ -69,7 +71,7 @@ def draw_reliability(curve: Reliability) -> Image.Image:
     side, left, top, low = 400 * k, 64 * k, 16 * k, 90 * k
     picture = Image.new("RGB", (left + side + 24 * k, top + side + low + 84 * k), "white")
     draw = ImageDraw.Draw(picture)
-    font = _font(14 * k)
+    font = load_font(14 * k)
 
     def at(x: float, y: float) -> tuple[float, float]:
         return left + x * side, top + (1 - y) * side
@@ -90,7 +92,7 @@ def draw_reliability(curve: Reliability) -> Image.Image:
 
 
 def _draw_shares(draw: ImageDraw.ImageDraw, curve: Reliability, left: int, top: int, side: int, height: int) -> None:
-    k, font = _DOUBLE, _font(14 * _DOUBLE)
+    k, font = _DOUBLE, load_font(14 * _DOUBLE)
     shares = curve.count / max(int(curve.count.sum()), 1)
     highest = max(float(shares.max()), 1e-9)
     for i, share in enumerate(shares):
@@ -127,32 +129,37 @@ def draw_worst(window: WorstWindow, names: Sequence[str], palette: tuple[Colour,
     title, gap = 24, 8
     seen = [i for i in np.union1d(window.truth, window.prediction) if i < len(names)]
     colours = [*(palette[i] for i in seen), _WRONG, _UNLABELLED]
-    legend = _legend([*(names[i] for i in seen), "wrong", "not labelled"], colours, 2 * width + gap)
+    legend = draw_legend([*(names[i] for i in seen), "wrong", "not labelled"], colours, 2 * width + gap)
     below = 2 * (height + title)
     picture = Image.new("RGB", (legend.width, below + legend.height), "white")
     picture.paste(legend, (0, below))
     draw = ImageDraw.Draw(picture)
     for number, (text, panel) in enumerate(panels.items()):
         left, top = number % 2 * (width + gap), number // 2 * (height + title)
-        draw.text((left + 2, top + title / 2), text, _INK, _font(15), anchor="lm")
+        draw.text((left + 2, top + title / 2), text, _INK, load_font(15), anchor="lm")
         enlarged = Image.fromarray(panel).resize((width, height), Image.Resampling.NEAREST)
         picture.paste(enlarged, (left, top + title))
     return picture
 
 
 def _errors(image: NDArray[np.uint8], truth: NDArray[np.uint8], prediction: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    grey = image.mean(axis=2, keepdims=True).repeat(3, axis=2)
-    shown = (150 + 0.4 * grey).astype(np.uint8)  # pale, so that the errors stand out
+    shown = pale(image)
     shown[truth != prediction] = _WRONG
     shown[truth == IGNORE] = _UNLABELLED
     return shown
 
 
-def _legend(names: Sequence[str], palette: Sequence[Colour], width: int) -> Image.Image:
+def pale(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The image in light grey, so that colours upon it stand out."""
+    grey = image.mean(axis=2, keepdims=True).repeat(3, axis=2)
+    return (150 + 0.4 * grey).astype(np.uint8)
+
+
+def draw_legend(names: Sequence[str], palette: Sequence[Colour], width: int) -> Image.Image:
     """Names with their colours, in as many lines as it takes."""
     from PIL import Image, ImageDraw
 
-    font, row = _font(14), 24
+    font, row = load_font(14), 24
     places, x, y = [], 4, 6
     for name in names:
         needed = 40 + int(font.getlength(name))
@@ -168,7 +175,7 @@ def _legend(names: Sequence[str], palette: Sequence[Colour], width: int) -> Imag
     return picture
 
 
-def _font(size: int) -> ImageFont.FreeTypeFont:
+def load_font(size: int) -> ImageFont.FreeTypeFont:
     from PIL import ImageFont
 
     # pillow's wheels bring a font; without FreeType there would be a bitmap that knows no size

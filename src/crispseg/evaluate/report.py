@@ -93,17 +93,17 @@ def report_files(evaluation: Evaluation) -> dict[str, bytes]:
 def report_pictures(evaluation: Evaluation) -> dict[str, bytes]:
     protocol = evaluation.conditions.protocol
     files = {
-        "confusion.png": _encoded(draw_confusion(evaluation.confusion.counts.numpy(), protocol.classes)),
-        "reliability.png": _encoded(draw_reliability(evaluation.reliability)),
+        "confusion.png": encoded(draw_confusion(evaluation.confusion.counts.numpy(), protocol.classes)),
+        "reliability.png": encoded(draw_reliability(evaluation.reliability)),
     }
     for number, window in enumerate(evaluation.worst, 1):
         name = re.sub(r"[^\w.-]+", "_", window.name)
         picture = draw_worst(window, protocol.classes, protocol.palette)
-        files[f"worst/{number:02d}-{name}-{window.top}-{window.left}.jpg"] = _encoded(picture, "jpeg")
+        files[f"worst/{number:02d}-{name}-{window.top}-{window.left}.jpg"] = encoded(picture, "jpeg")
     return files
 
 
-def _encoded(picture: Image.Image, kind: str = "png") -> bytes:
+def encoded(picture: Image.Image, kind: str = "png") -> bytes:
     buffer = io.BytesIO()
     # full colour resolution, or red errors would bleed
     options = {"quality": 90, "subsampling": 0} if kind == "jpeg" else {"optimize": True}

@@ -1,0 +1,153 @@
+"""The analysis's tables, made once and written as Markdown, HTML and (the spectra, image by image) CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crispseg.analysis.gates import BlockGates, Spread
+from crispseg.analysis.prototypes import USED
+from crispseg.analysis.result import AS_TRAINED, Analysis, Variant, deviation
+from crispseg.analysis.watching import PLACES
+from crispseg.evaluate.tables import Table, percent
+
+SCORES, MISTAKES, USE, BETWEEN = "Right and wrong", "Largest mistakes", "Use of prototypes", "Classes apart"
+SPECTRA = {place: f"Spectral ratio: {what}" for place, what in PLACES.items()}
+_GATE_HEADER = ("block", "1e-4 + lambda", "omega", "s", "t", "gain")
+
+
+def all_tables(analysis: Analysis) -> list[Table]:
+    tables = [scores(analysis), mistakes(analysis)]
+    tables += [table for place in PLACES if (table := spectrum(analysis, place)) is not None]
+    tables += [gates(label, blocks) for label, blocks in analysis.gates.items()]
+    return tables + prototype_tables(analysis)
+
+
+def scores(analysis: Analysis) -> Table:
+    scored = analysis.conditions.protocol.scored_ids
+    figures = {label: variant.mistakes.figures(scored) for label, variant in analysis.variants.items()}
+    rows = tuple((_shown(analysis.variants[label]), *map(percent, row.values())) for label, row in figures.items())
+    note = (
+        "In percent, over these windows. Wrong in the band: of the pixels near a true boundary; errors in the band: "
+        "of all wrong pixels."
+    )
+    return Table(SCORES, ("variant", *figures[AS_TRAINED]), rows, note)
+
+
+def mistakes(analysis: Analysis) -> Table:
+    classes, own = analysis.conditions.protocol.classes, analysis.variants[AS_TRAINED].mistakes
+    totals = {label: (v.mistakes.all, max(int(v.mistakes.all.sum()), 1)) for label, v in analysis.variants.items()}
+    rows = tuple(
+        (
+            f"{classes[true]} taken for {classes[predicted]}",
+            *(percent(counts[true, predicted] / total) for counts, total in totals.values()),
+            percent(in_band / pixels),
+        )
+        for true, predicted, pixels, in_band in own.largest()
+    )
+    header = ("mistake", *analysis.variants, "of it in the band")
+    return Table(MISTAKES, header, rows, "Percent of all labelled pixels; last column: percent of the first.")
+
+
+def spectrum(analysis: Analysis, place: str) -> Table | None:
+    """Mean and standard deviation per block and variant, and how `as trained` compares with each other one."""
+    found: dict[str, dict[str, NDArray[np.float64]]] = {
+        label: getattr(v.spectrum, place) for label, v in analysis.variants.items() if v.spectrum is not None
+    }
+    if not found:
+        return None
+    own = found.get(AS_TRAINED, {})
+    others = [label for label in found if label != AS_TRAINED and own]
+    rows = []
+    for block in dict.fromkeys(name for values in found.values() for name in values):
+        cells = [_mean_spread(values.get(block)) for values in found.values()]
+        cells += [_change(own.get(block), found[label].get(block)) for label in others]
+        rows.append((block, *cells))
+    note = (
+        "E_high / E_low: mean ± standard deviation over images. Over ...: mean change of `as trained` against that "
+        "variant on the same image, and on how many images it is higher."
+    )
+    return Table(SPECTRA[place], ("block", *found, *(f"over {label}" for label in others)), tuple(rows), note)
+
+
+def gates(label: str, blocks: tuple[BlockGates, ...]) -> Table:
+    rows = tuple((b.block, *(_range(spread) for spread in b.gates.values()), _range(b.gain)) for b in blocks)
+    note = (
+        "As they act: mean (lowest to highest) over heads or channels; they start at 0.01. Gain is (1 + t)(1 + omega) "
+        "/ (1 + s): how much what varies is raised over the mean of the map."
+    )
+    return Table(f"Gates: {label}", _GATE_HEADER, rows, note)
+
+
+def prototype_tables(analysis: Analysis) -> list[Table]:
+    found, classes = analysis.prototypes, analysis.conditions.protocol.classes
+    if found is None:
+        return []
+    count = found.pixels.shape[1]
+    shares, entropy, steadiness = found.shares, found.entropy, found.steadiness.mean(1)
+    rows = tuple(
+        (
+            name,
+            *map(percent, shares[i]),
+            f"{found.used[i]} of {count}",
+            _plain(entropy[i]),
+            _plain(found.orthogonality[i]),
+            _plain(steadiness[i]),
+        )
+        for i, name in enumerate(classes)
+    )
+    numbers = tuple(f"prototype {k + 1}" for k in range(count))
+    header = ("predicted class", *numbers, "used", "entropy", "mean |cosine|", "steadiness")
+    note = (
+        f"Percent of the class's pixels won by each; used: at least {USED:.0%}. Entropy: 1 if all are used alike. Mean "
+        "|cosine| of two prototypes of the class: 0 if orthogonal. Steadiness: 1 if the same in every image."
+    )
+    between = tuple((name, *map(_plain, found.class_cosines[i])) for i, name in enumerate(classes))
+    apart = f"Cosines of the classes' mean prototypes, mean over images. Margin reached: {_plain(found.margin)} "
+    apart += "(one minus the largest of two different classes in any image)."
+    return [Table(USE, header, rows, note), Table(BETWEEN, ("class", *classes), between, apart)]
+
+
+def spectrum_csv(analysis: Analysis) -> str:
+    """Every ratio by itself; each row says what it was made under."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(("variant", "source", "place", "block", "image", "ratio", "conditions"))
+    for variant in analysis.variants.values():
+        for place in PLACES if variant.spectrum is not None else ():
+            for block, values in getattr(variant.spectrum, place).items():
+                for name, value in zip(analysis.names, values, strict=True):
+                    row = (variant.label, variant.source, place, block, name, f"{value:.8g}", analysis.conditions.line)
+                    writer.writerow(row)
+    return buffer.getvalue()
+
+
+def _shown(variant: Variant) -> str:
+    return f"{variant.label} ({variant.source})"
+
+
+def _mean_spread(values: NDArray[np.float64] | None) -> str:
+    if values is None:
+        return "-"
+    spread = deviation(values)
+    return f"{values.mean():.5f}" + ("" if np.isnan(spread) else f" ± {spread:.5f}")
+
+
+def _change(own: NDArray[np.float64] | None, other: NDArray[np.float64] | None) -> str:
+    if own is None or other is None:
+        return "-"
+    with np.errstate(divide="ignore", invalid="ignore"):
+        change = float((own / other - 1).mean())
+    shown = f"{100 * change:+.1f} %" if np.isfinite(change) else "-"
+    return f"{shown}, {int((own > other).sum())}/{len(own)}"
+
+
+def _range(spread: Spread | None) -> str:
+    return "off" if spread is None else f"{spread.mean:.4f} ({spread.low:.4f} to {spread.high:.4f})"
+
+
+def _plain(value: float) -> str:
+    return "-" if np.isnan(value) else f"{value:.3f}"

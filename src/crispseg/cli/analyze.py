@@ -1,0 +1,93 @@
+"""Look into a trained model on labelled images: spectra, gates, prototypes and errors, on a page with pictures.
+
+  crisp analyze MODEL DATA                          the paper's figures, of 16 images, 4 of them drawn
+  crisp analyze MODEL DATA --against OTHER          beside another model, e.g. one trained without DCO
+  crisp analyze runs/dubai-crisp_nano-1 data/dubai --split val --images 0 --focus building --out figures
+
+MODEL is a folder saved by model.save or a training run; DATA is a prepared folder or one with images/ and masks/.
+docs/analysis.md says how to read each figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from crispseg.analysis import Analysis, Settings
+    from crispseg.data.folder import Folder
+    from crispseg.evaluate.opening import Opened
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="folder of a model or of a training run")
+    parser.add_argument("data", metavar="DATA", help="a folder with images/ and masks/, your own or a prepared one")
+    parser.add_argument("--against", metavar="MODEL", help="another model to set beside it, on the same images")
+    parser.add_argument("-o", "--out", metavar="DIR", help="the folder (default reports/analysis-DATA-MODEL-NUMBER)")
+    data = parser.add_argument_group("data")
+    data.add_argument("--protocol", help="e.g. potsdam/paper5 (default: the run's or the folder's own)")
+    data.add_argument("--split", choices=("train", "val", "test"), help="default: the one the protocol is scored on")
+    data.add_argument("--classes", metavar="FILE", help="class table: a file, or a known set's name")
+    data.add_argument("--split-file", metavar="CSV", help="a split.csv that is not in the folder")
+    looks = parser.add_argument_group("looks")
+    looks.add_argument("--images", type=int, default=16, metavar="N", help="looked at, 0 for all (%(default)s)")
+    looks.add_argument("--pictures", type=int, default=4, metavar="N", help="of those, drawn (%(default)s)")
+    looks.add_argument(
+        "--limit", type=int, default=1024, metavar="PX", help="of larger images the middle is taken (%(default)s)"
+    )
+    looks.add_argument(
+        "--band", type=float, default=3, metavar="PX", help="so near to a boundary counts as near (%(default)s)"
+    )
+    looks.add_argument(
+        "--cutoff", type=float, default=0.5, metavar="F", help="high frequencies begin here, of Nyquist (%(default)s)"
+    )
+    looks.add_argument("--focus", metavar="CLASS", help="draw the prototypes of this class (the most frequent one)")
+    parser.add_argument("--device", help="cpu, cuda, cuda:1 ... (an accelerator if there is one)")
+
+
+def run(args: argparse.Namespace) -> int:
+    from crispseg.analysis import Settings, write_analysis
+    from crispseg.analysis.tables import scores
+    from crispseg.evaluate.opening import open_data, open_model
+    from crispseg.evaluate.report import reserved
+
+    opened = [open_model(path) for path in (args.model, args.against) if path is not None]
+    folder = open_data(args.data, opened, args.protocol, args.classes, args.split_file)
+    settings = Settings(args.images, args.pictures, args.limit, args.band, args.cutoff, args.focus)
+    label = "-".join(["analysis", folder.protocol.dataset, opened[0].model.name])
+    with reserved(args.out, label, first=True) as out:
+        analysis = _analyze(opened, folder, settings, args)
+        page = write_analysis(analysis, out)
+    print(f"{analysis.conditions.line}\n")
+    for text in analysis.notes:
+        print(f"note: {text}\n")
+    print(scores(analysis).markdown())
+    print(f"analysis: {page}")
+    return 0
+
+
+def _analyze(opened: list[Opened], folder: Folder, settings: Settings, args: argparse.Namespace) -> Analysis:
+    from crispseg.analysis import analyze
+    from crispseg.evaluate.opening import training_notes
+
+    own, other = opened[0], opened[1] if len(opened) > 1 else None
+    notes = [f"{each.source}: {text}" for each in opened for text in training_notes(each, folder, args.split)]
+    return analyze(
+        own.model,
+        folder,
+        args.split,
+        against=None if other is None else other.model,
+        settings=settings,
+        device=args.device,
+        source=own.source,
+        against_source="" if other is None else other.source,
+        notes=notes,
+        on_image=_say,
+    )
+
+
+def _say(done: int, images: int) -> None:
+    """On a terminal one line that counts; elsewhere only the end."""
+    if sys.stderr.isatty() or done == images:
+        print(f"\rimage {done} of {images}", end="\n" if done == images else "", file=sys.stderr, flush=True)

@@ -13,13 +13,13 @@ test: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: $(READY)
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks tools
+	$(BIN)/ruff format --check src tests benchmarks tools
 	$(BIN)/mypy
 
 format: $(READY)
-	$(BIN)/ruff check --fix src tests benchmarks
-	$(BIN)/ruff format src tests benchmarks
+	$(BIN)/ruff check --fix src tests benchmarks tools
+	$(BIN)/ruff format src tests benchmarks tools
 
 # constraints.txt goes into every install line: it pins torch to a build without the CUDA packages.
 $(READY): pyproject.toml constraints.txt

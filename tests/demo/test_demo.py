@@ -1,26 +1,180 @@
+"""`crisp demo` as a user meets it, on a small scene; and the scene that the package ships."""
+
+import base64
+import io
+import json
+import re
+from pathlib import Path
+
 import numpy as np
-import torch
+import pytest
 from PIL import Image
 
 import crispseg
 from crispseg.cli.main import main
-from crispseg.demo import scene
+from crispseg.data.images import read_mask
+from crispseg.data.known import DUBAI
+from crispseg.data.labels import encode
+from crispseg.demo import run as demo_run
+from crispseg.demo.held_out import HeldOut
+from crispseg.errors import UserError
+from crispseg.models.base import ModelInfo
+from crispseg.models.shipped import DEFAULT, list_shipped
+from crispseg.predict.scene import Watcher
+from tests.fakedata import scenes
+from tests.models.test_registered import SHRINK_CRISP
+
+SHARED = Path(__file__).parents[3] / "shared" / "data"
+FILES = {
+    "close_up.png", "index.html", "map.geojson", "map.gpkg", "map.tif", "map_confidence.tif", "scene.jpg",
+    "scores.json", "side_by_side.png", "truth.png",
+}  # fmt: skip
 
 
-def test_scene_is_a_function_of_its_seed_and_holds_every_class():
-    image, labels = scene.generate(200, 160, seed=5)
-    again, labels_again = scene.generate(200, 160, seed=5)
-    assert image.shape == (200, 160, 3)
-    assert image.dtype == labels.dtype == np.uint8
-    assert np.array_equal(image, again) and np.array_equal(labels, labels_again)
-    assert set(np.unique(scene.generate(384, 384, seed=1)[1])) == set(range(len(scene.CLASSES)))
-    assert not np.array_equal(image, scene.generate(200, 160, seed=6)[0])
+@pytest.fixture
+def scene(tmp_path):
+    folder = tmp_path / "scene"
+    image, ids = scenes.scene(np.random.default_rng(1), (96, 128), classes=5)
+    ids[:6, :9] = 255
+    scenes.save(folder / "image.jpg", image)
+    scenes.save(folder / "truth.png", ids)
+    return HeldOut(folder, close_up=(slice(10, 60), slice(20, 90)))
 
 
-def test_demo_leaves_a_picture_and_a_model(tmp_path, capsys):
-    assert main(["demo", "--out", str(tmp_path), "--seconds", "1"]) == 0
-    assert "mIoU on a scene not trained on" in capsys.readouterr().out
-    assert Image.open(tmp_path / "before_after.png").size == (4 * 392 - 8, 404)
-    model = crispseg.load(tmp_path / "model")
-    assert model.info.classes == scene.CLASSES
-    assert model(torch.zeros(1, 3, 32, 32)).shape == (1, 5, 32, 32)
+@pytest.fixture
+def model(tmp_path):
+    return saved_model(tmp_path / "model", DUBAI.names)
+
+
+def saved_model(path, classes):
+    model = crispseg.create_model("crisp_nano", num_classes=len(classes), **SHRINK_CRISP)
+    info = ModelInfo(classes, DUBAI.colours[: len(classes)], mean=(120.0,) * 3, std=(60.0,) * 3, training_data="toys")
+    model.info = info
+    model.save(path)
+    return path
+
+
+class Ear(Watcher):
+    def __init__(self):
+        self.heard = []
+
+    def say(self, what):
+        self.heard.append(what)
+
+
+def test_everything_is_there_and_agrees(scene, model, tmp_path):
+    ear, out = Ear(), tmp_path / "new" / "demo"
+    demo = demo_run.run_demo(out, model, scene, ear)
+    assert {path.name for path in out.iterdir()} == FILES
+    predicted, truth = read_mask(out / "map.tif"), scene.truth()
+    assert np.array_equal(predicted, crispseg.segment(out / "scene.jpg", model))
+    assert any("no coordinate reference system" in text for text in ear.heard)
+    scores = json.loads((out / "scores.json").read_text())
+    assert scores["scores"]["mIoU"] == pytest.approx(mean_iou(predicted, truth)) == pytest.approx(demo.scores.miou)
+    assert 0 <= scores["boundary"]["BF@3px"] <= 1 and "128 x 96 px" in scores["conditions"]
+    check_polygons(out, predicted)
+
+
+def mean_iou(predicted, truth):
+    """By sets of pixels, one class after the other."""
+    ious = []
+    for c in range(5):
+        found = {(y, x) for y, x in np.argwhere(predicted == c) if truth[y, x] != 255}
+        true = set(map(tuple, np.argwhere(truth == c)))
+        if found | true:
+            ious.append(len(found & true) / len(found | true))
+    return sum(ious) / len(ious)
+
+
+def check_polygons(out, predicted):
+    """Both files have the same regions, which cover the map and carry names and confidence."""
+    import pyogrio
+    import shapely
+
+    tables = []
+    for name in ("map.gpkg", "map.geojson"):
+        meta, _, geometry, columns = pyogrio.raw.read(out / name)
+        fields = dict(zip(meta["fields"], columns, strict=True))
+        assert {"class_id", "class", "area", "confidence"} <= set(fields)
+        assert set(fields["class"]) <= set(DUBAI.names) and sum(fields["area"]) == predicted.size
+        tables.append(sorted(zip(fields["class"], shapely.area(shapely.from_wkb(geometry)).round(3), strict=True)))
+    assert tables[0] == tables[1]
+
+
+def test_the_page_stands_alone_and_its_links_lead_somewhere(scene, model, tmp_path):
+    demo_run.run_demo(tmp_path / "demo", model, scene)
+    page = (tmp_path / "demo" / "index.html").read_text(encoding="utf-8")
+    links = re.findall(r'href="([^"]+)"', page)
+    assert set(links) == FILES - {"index.html", "side_by_side.png", "close_up.png"}
+    assert all((tmp_path / "demo" / link).is_file() for link in links)
+    shown = [base64.b64decode(data) for data in re.findall(r'src="data:image/png;base64,([^"]+)"', page)]
+    assert [Image.open(io.BytesIO(data)).format for data in shown] == ["PNG", "PNG"]
+    assert page.count("<img") == 2 and "http" not in page and "<script" not in page
+    for said in (*DUBAI.names, "CC0", "Trained on toys.", "validate", "without a georeference", "crisp predict"):
+        assert said in page
+
+
+def test_the_command_prints_scores_and_where_to_look_and_may_be_repeated(scene, model, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(demo_run, "HeldOut", lambda: scene)
+    out = tmp_path / "demo"
+    words = ["demo", "--out", str(out), "--model", str(model)]
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert all(f"| {name} |" in said for name in (*DUBAI.names, "mean"))
+    assert f"page: {out / 'index.html'}" in said and str(out / "side_by_side.png") in said
+    before = (out / "map.tif").read_bytes()
+    (out / "map.tif").write_bytes(b"old")
+    assert main(words) == 0
+    assert (out / "map.tif").read_bytes() == before and {path.name for path in out.iterdir()} == FILES
+
+
+def test_mistakes(scene, model, tmp_path, capsys):
+    (tmp_path / "file").write_text("x")
+    for out in ("file", "file/demo"):
+        with pytest.raises(UserError, match="cannot write|may not write"):
+            demo_run.run_demo(tmp_path / out, model, scene)
+    with pytest.raises(UserError, match="image.jpg is missing; install crispseg again"):
+        demo_run.run_demo(tmp_path / "demo", model, HeldOut(tmp_path / "nowhere"))
+    other = saved_model(tmp_path / "other", ("roof", "road"))
+    with pytest.raises(UserError, match="has the classes building, .* knows roof, road"):
+        demo_run.run_demo(tmp_path / "demo", other, scene)
+    assert not (tmp_path / "demo").exists()
+    assert main(["demo", "--out", str(tmp_path / "demo"), "-m", "no_such_model"]) == 1
+    assert "no model folder no_such_model" in capsys.readouterr().err
+
+
+def test_the_shipped_scene_is_whole_and_says_where_it_comes_from():
+    scene = HeldOut()
+    truth = scene.truth()
+    assert scene.image().shape == (*truth.shape, 3) == (1931, 2391, 3)
+    assert set(np.unique(truth)) == {0, 1, 2, 3, 4, 255}
+    assert set(np.unique(truth[scene.close_up])) == set(np.unique(truth)) - {4}
+    origin = (scene.folder / "README.md").read_text(encoding="utf-8")
+    assert all(word in origin for word in ("CC0", "Humans in the Loop", "tiles 4, 5, 7 and 8", "never trained on"))
+    assert sum(path.stat().st_size for path in scene.folder.iterdir()) < 2 * 2**20
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared data sets are not on this machine")
+def test_the_shipped_scene_is_tile_1():
+    """Stitched again from its parts: the labels to the pixel, the image to within its compression."""
+    scene = HeldOut()
+
+    def stitched(kind, ending):
+        rows = [
+            [np.asarray(Image.open(SHARED / f"dubai/{kind}/tile1_part{3 * r + c}.{ending}")) for c in (1, 2, 3)]
+            for r in range(3)
+        ]
+        return np.concatenate([np.concatenate(row, axis=1) for row in rows])
+
+    assert np.array_equal(scene.truth(), encode(stitched("masks", "png")[..., :3], DUBAI, "tile 1")[0])
+    assert np.abs(scene.image().astype(float) - stitched("images", "jpg")).mean() < 6
+
+
+@pytest.mark.skipif(DEFAULT not in list_shipped(), reason=f"{DEFAULT} is not in src/crispseg/shipped yet")
+def test_the_shipped_model_knows_a_part_of_the_scene(tmp_path):
+    whole, part = HeldOut(), (slice(500, 1100), slice(900, 1700))
+    scenes.save(tmp_path / "part" / "image.jpg", whole.image()[part])
+    scenes.save(tmp_path / "part" / "truth.png", whole.truth()[part])
+    near = (slice(0, 200), slice(0, 200))
+    demo = demo_run.run_demo(tmp_path / "demo", scene=HeldOut(tmp_path / "part", close_up=near))
+    assert demo.scores.oa > 0.7 and demo.scores.iou[DUBAI.names.index("water")] > 0.7

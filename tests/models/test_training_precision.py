@@ -3,16 +3,16 @@
 import pytest
 import torch
 
-from crispseg.demo import scene
 from crispseg.losses import LossConfig, segmentation_loss
 from crispseg.models.registry import create_model
+from tests.fakedata import aerial
 
 CORNERS = ((30, 20), (70, 80))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
 def test_nano_overfits_a_toy_set(dtype):
-    image, labels = scene.generate(128, 128, seed=3)
+    image, labels = aerial.generate(128, 128, seed=3)
     images = (torch.from_numpy(image).permute(2, 0, 1)[None].float() - 110) / 40
     images = torch.stack([images[0, :, y : y + 16, x : x + 16] for y, x in CORNERS])
     target = torch.stack([torch.from_numpy(labels[y : y + 16, x : x + 16]).long() for y, x in CORNERS])

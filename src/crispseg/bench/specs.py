@@ -1,10 +1,9 @@
-"""Who takes part: `name`, `name:key=value,key=value`, a shell-style pattern of names, or a saved model's folder."""
+"""Who takes part: `name`, `name:key=value,key=value`, a shell-style pattern, or what `load` opens."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -18,13 +17,14 @@ from crispseg.errors import UserError, unknown
 from crispseg.models.base import SegmentationModel
 from crispseg.models.folder import load
 from crispseg.models.registry import create_model, entries, list_models, missing_requirement
+from crispseg.models.shipped import is_saved, list_shipped
 
 DEFAULT = ("crisp_nano", "crisp_tiny", "unetformer_r18")
 
 
 class Spec(NamedTuple):
     label: str  # as it was asked for
-    name: str  # registered name, or the folder's path
+    name: str  # registered name, or what `load` opens
     options: Mapping[str, Any]
     folder: bool
 
@@ -49,7 +49,7 @@ def split_options(text: str) -> list[str]:
 
 
 def _parse_one(word: str) -> list[Spec]:
-    if Path(word).is_dir():
+    if is_saved(word):
         return [Spec(word, word, {}, True)]
     name, colon, text = word.partition(":")
     if not colon and any(letter in name for letter in "*?["):
@@ -58,7 +58,7 @@ def _parse_one(word: str) -> list[Spec]:
             raise UserError(f"no model matches {name!r}; `crisp models` lists all")
         return [Spec(match, match, {}, False) for match in names]
     if name not in entries():
-        raise unknown("model", name, entries())
+        raise unknown("model", name, [*entries(), *list_shipped()])
     return [Spec(word, name, configs.parse_overrides(split_options(text)) if colon else {}, False)]
 
 

@@ -4,7 +4,8 @@
   crisp analyze MODEL DATA --against OTHER          beside another model, e.g. one trained without DCO
   crisp analyze runs/dubai-crisp_nano-1 data/dubai --split val --images 0 --focus building --out figures
 
-MODEL is a folder saved by model.save or a training run; DATA is a prepared folder or one with images/ and masks/.
+MODEL is a folder saved by model.save, a training run, or the name of a model that comes with crispseg (`crisp models`
+lists them); DATA is a prepared folder or one with images/ and masks/.
 docs/analysis.md says how to read each figure.
 """
 

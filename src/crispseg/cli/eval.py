@@ -5,7 +5,8 @@
   crisp eval runs/potsdam-crisp_tiny-1 potsdam --protocol potsdam/paper5 --tta flip --out report
   torchrun --nproc-per-node 4 -m crispseg.cli.main eval MODEL DATA
 
-MODEL is a folder saved by model.save or a training run; DATA is a prepared folder or one with images/ and masks/.
+MODEL is a folder saved by model.save, a training run, or the name of a model that comes with crispseg (`crisp models`
+lists them); DATA is a prepared folder or one with images/ and masks/.
 docs/evaluation.md says what each figure means.
 """
 

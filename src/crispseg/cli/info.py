@@ -1,8 +1,8 @@
 """What a model costs, or what a data folder holds.
 
-A model is a registered name (`crisp models` lists them) or a folder written by model.save(): its parameters,
-operations, memory and stages are printed. A data folder has images/ and masks/: its sizes, bands, class shares, mean
-and standard deviation and its unreadable or mismatched pairs are printed, and a contact sheet is drawn.
+A model is a name that `crisp models` lists or a folder written by model.save(): its parameters, operations, memory
+and stages are printed. A data folder has images/ and masks/: its sizes, bands, class shares, mean and standard
+deviation and its unreadable or mismatched pairs are printed, and a contact sheet is drawn.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ def _describe_model(args: argparse.Namespace) -> int:
     import crispseg
     from crispseg import config as configs
     from crispseg.errors import UserError
+    from crispseg.models.shipped import is_saved
     from crispseg.models.summary import summarize
 
     if min(args.size) < 1 or len(args.size) > 2:
@@ -57,7 +58,7 @@ def _describe_model(args: argparse.Namespace) -> int:
     if args.classes is not None and not args.classes.isdigit():
         raise UserError(f"--classes of a model is a number, not {args.classes!r}")
     classes = None if args.classes is None else int(args.classes)
-    if Path(args.what).is_dir():
+    if is_saved(args.what):
         if args.options:
             raise UserError("a saved model's options are fixed; give a model name to try others")
         model = crispseg.load(args.what, num_classes=classes)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 # Verb -> what it does. The module crispseg.cli.<verb> is imported only when its verb is asked for.
 VERBS = {
-    "demo": "train a small model on a generated scene and draw the result",
+    "demo": "segment a real scene with a shipped model and score it",
     "prepare": "make a data set's archives ready for training",
     "info": "what a model costs, or what a data folder holds",
     "train": "train a model on a folder of images and masks",
@@ -21,7 +21,7 @@ VERBS = {
     "vectorize": "turn a class map into polygons",
     "ablate": "run a table of experiments over several seeds",
     "bench": "time and memory of any model, side by side",
-    "models": "list the models that can be created",
+    "models": "list the models that can be created, and the trained ones that come along",
     "doctor": "what this machine has and what works on it",
 }
 

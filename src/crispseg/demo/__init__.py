@@ -1,1 +1,1 @@
-"""`crisp demo`: a small model learns a generated scene while you watch."""
+"""`crisp demo`: a shipped model segments a real scene that it was not trained on, and is scored against the truth."""

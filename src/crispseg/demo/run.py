@@ -1,136 +1,124 @@
-"""Trains crisp_nano for about a minute on a generated scene and draws another scene before and after."""
+"""The demonstration from model and scene to its folder: maps, polygons, scores, pictures and the page."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
+import dataclasses
+import os
+import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from crispseg.demo import scene
-from crispseg.files import replacing
-from crispseg.losses import LossConfig, segmentation_loss
-from crispseg.models.base import ModelInfo, SegmentationModel
-from crispseg.models.registry import create_model
+from crispseg.data.images import read_mask
+from crispseg.demo.held_out import HeldOut
+from crispseg.demo.page import demo_page
+from crispseg.demo.pictures import draw_scene
+from crispseg.errors import UserError
+from crispseg.files import replacing, write_json, write_text
+from crispseg.metrics import BoundaryCounts, BoundaryScores, ConfusionMatrix, ConfusionScores
+from crispseg.models.base import SegmentationModel
+from crispseg.models.folder import load
+from crispseg.models.shipped import DEFAULT
+from crispseg.predict.scene import Watcher
 
-CROP, BATCH, SCENE = 96, 8, 384
-
-
-def run_demo(out: str | Path, seconds: float = 60.0, seed: int = 0) -> dict[str, float]:
-    """Write `out`/before_after.png and `out`/model; returns the scores on a scene not trained on."""
-    out = Path(out)
-    torch.manual_seed(seed)
-    model = create_model("crisp_nano", num_classes=len(scene.CLASSES), drop_path=0.0)
-    training = [scene.generate(SCENE, SCENE, seed=s) for s in range(1, 5)]
-    image, truth = scene.generate(SCENE, SCENE, seed=99)
-    pixels = np.concatenate([x.reshape(-1, 3) for x, _ in training])
-    model.info = ModelInfo(
-        classes=scene.CLASSES,
-        palette=scene.PALETTE,
-        bands=("red", "green", "blue"),
-        mean=tuple(pixels.mean(0).tolist()),
-        std=tuple(pixels.std(0).tolist()),
-        training_data="generated scenes (crispseg.demo.scene)",
-        notes="A demonstration: it has never seen a real image.",
-    )
-    before = _segment(model, image)
-    steps = _train(model, training, seconds, seed)
-    after = _segment(model, image)
-    scores = {"before": _miou(before, truth), "after": _miou(after, truth), "steps": float(steps)}
-    _draw(out / "before_after.png", image, truth, before, after)
-    model.save(out / "model")
-    return scores
+SCENE, TRUTH, MAP, CONFIDENCE = "scene.jpg", "truth.png", "map.tif", "map_confidence.tif"
+PACKAGE, GEOJSON, PICTURE, CLOSE_UP = "map.gpkg", "map.geojson", "side_by_side.png", "close_up.png"
+SCORES, PAGE = "scores.json", "index.html"
+_TOLERANCE = 3.0  # pixels, of the boundary scores
+_SMALLEST, _DETAIL = 30.0, 1.5  # px: smaller regions are merged, smaller details smoothed away in the polygons
+_SHRINK = 4  # the picture shows every fourth pixel of the scene
 
 
-def _train(
-    model: SegmentationModel, training: list[tuple[NDArray[np.uint8], NDArray[np.uint8]]], seconds: float, seed: int
-) -> int:
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+@dataclasses.dataclass(frozen=True)
+class Demo:
+    """What the demonstration made."""
 
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.05)
-    model.train()
-    start, steps = time.monotonic(), 0
-    columns = (
-        TextColumn("training crisp_nano"),
-        BarColumn(),
-        TextColumn("loss {task.fields[loss]:.3f}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns) as progress:
-        bar = progress.add_task("", total=seconds, loss=float("nan"))
-        for images, labels in _batches(model, training, seed):
-            spent = time.monotonic() - start
-            if spent >= seconds and steps:
-                break
-            for group in optimizer.param_groups:  # warm up briefly, then fall with the time that is left
-                group["lr"] = 2e-3 * min(1.0, (steps + 1) / 10) * max(0.02, 1 - spent / max(seconds, 1e-9))
-            loss = segmentation_loss(model(images), labels, LossConfig())["total"]
-            optimizer.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            steps += 1
-            progress.update(bar, completed=spent, loss=loss.item())
-        progress.update(bar, completed=seconds)
-    model.eval()
-    return steps
+    out: Path
+    model: str  # as it was asked for
+    conditions: str  # of the scores
+    scores: ConfusionScores
+    boundary: BoundaryScores
+    classes: tuple[str, ...]
 
 
-def _batches(
-    model: SegmentationModel, training: list[tuple[NDArray[np.uint8], NDArray[np.uint8]]], seed: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Endless batches of random crops, flipped and turned at random."""
-    rng = np.random.default_rng(seed)
-    while True:
-        images, labels = [], []
-        for _ in range(BATCH):
-            image, truth = training[rng.integers(len(training))]
-            y, x = rng.integers(0, SCENE - CROP, 2)
-            turns, flip = int(rng.integers(4)), bool(rng.integers(2))
-            crop, target = (
-                np.rot90(a[y : y + CROP, x : x + CROP], turns)[:, :: -1 if flip else 1] for a in (image, truth)
-            )
-            images.append(_normalised(model, crop))
-            labels.append(torch.from_numpy(target.astype(np.int64)))
-        yield torch.stack(images), torch.stack(labels)
+def run_demo(
+    out: str | os.PathLike[str],
+    model: str | os.PathLike[str] = DEFAULT,
+    scene: HeldOut | None = None,
+    watcher: Watcher | None = None,
+) -> Demo:
+    """Segment the scene as `crisp predict` does, score the map and write all of it to `out`; old files are replaced."""
+    out, scene = Path(out), scene or HeldOut()
+    network = load(model)
+    _check_classes(network, scene)
+    for source, name in ((scene.image_path, SCENE), (scene.truth_path, TRUTH)):
+        with replacing(out / name) as aside:
+            shutil.copyfile(source, aside)
+    tiles = _make_maps(out, network, watcher or Watcher())
+    predicted, truth = read_mask(out / MAP), scene.truth()
+    matrix, contours = ConfusionMatrix(len(scene.table.names)), BoundaryCounts(len(scene.table.names), _TOLERANCE)
+    matrix.update(predicted, truth)
+    contours.update(predicted, truth)
+    height, width = truth.shape
+    conditions = f"one scene of {width} x {height} px, {tiles}, boundaries within {_TOLERANCE:g} px"
+    demo = Demo(out, os.fspath(model), conditions, matrix.scores(), contours.scores(), scene.table.names)
+    write_json(out / SCORES, _scores(demo))
+    _draw(demo, scene, truth, predicted)
+    write_text(out / PAGE, demo_page(demo, scene, network))
+    return demo
 
 
-def _normalised(model: SegmentationModel, image: NDArray[np.uint8]) -> Tensor:
-    values = (image - np.array(model.info.mean, np.float32)) / np.array(model.info.std, np.float32)
-    return torch.from_numpy(np.ascontiguousarray(values.transpose(2, 0, 1)))
+def _check_classes(model: SegmentationModel, scene: HeldOut) -> None:
+    if model.info.classes != scene.table.names:
+        raise UserError(
+            f"the demonstration's scene has the classes {', '.join(scene.table.names)}, but the model {model.name} "
+            f"knows {', '.join(model.info.classes) or 'no names'}; give a model trained on them"
+        )
 
 
-def _segment(model: SegmentationModel, image: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    with torch.no_grad():
-        return model.eval()(_normalised(model, image)[None]).argmax(1)[0].numpy().astype(np.uint8)
+def _make_maps(out: Path, model: SegmentationModel, watcher: Watcher) -> str:
+    """The class map and its polygons, by the code of `crisp predict` and `crisp vectorize`; says which tiles."""
+    from crispseg.geo.maps import MapChoice
+    from crispseg.geo.polygons import PolygonChoice
+    from crispseg.geo.vectorize import vectorize_map
+    from crispseg.predict.batch import predict_scenes
+    from crispseg.predict.scene import Request
+
+    polygons = PolygonChoice(str(out / PACKAGE), _SMALLEST, _DETAIL)
+    request = Request(maps=MapChoice(confidence=True), polygons=polygons)
+    target = str(out / MAP)
+    report = predict_scenes([str(out / SCENE)], target, model, request, existing="replace", watcher=watcher)
+    for _, reason in report.failures:
+        raise UserError(reason)
+    watcher.say(f"writing {out / GEOJSON}")
+    vectorize_map(target, str(out / GEOJSON), str(out / CONFIDENCE), _SMALLEST, _DETAIL)
+    tile = request.settings.tile
+    return f"tiles of {tile} px that overlap by {tile // 4}"
 
 
-def _miou(predicted: NDArray[np.uint8], truth: NDArray[np.uint8]) -> float:
-    ious = [
-        ((predicted == c) & (truth == c)).sum() / max(((predicted == c) | (truth == c)).sum(), 1)
-        for c in range(len(scene.CLASSES))
-    ]
-    return float(np.mean(ious))
+def _scores(demo: Demo) -> dict[str, Any]:
+    return {
+        "model": demo.model,
+        "conditions": demo.conditions,
+        "scores": demo.scores.to_dict(demo.classes),
+        "boundary": demo.boundary.to_dict(demo.classes),
+    }
 
 
-def _draw(path: Path, image: NDArray[np.uint8], *maps: NDArray[np.uint8]) -> None:
-    """image | truth | before | after, with captions."""
-    from PIL import Image, ImageDraw
+def _draw(demo: Demo, scene: HeldOut, truth: NDArray[np.uint8], predicted: NDArray[np.uint8]) -> None:
+    from PIL import Image
 
-    palette = np.array(scene.PALETTE, np.uint8)
-    panels = [image, *(palette[labels] for labels in maps)]
-    gap, caption = 8, 20
-    height, width = image.shape[:2]
-    canvas = Image.new("RGB", (len(panels) * (width + gap) - gap, height + caption), "white")
-    draw = ImageDraw.Draw(canvas)
-    for i, (panel, name) in enumerate(
-        zip(panels, ("scene", "truth", "before training", "after training"), strict=True)
-    ):
-        canvas.paste(Image.fromarray(panel), (i * (width + gap), caption))
-        draw.text((i * (width + gap) + 4, 4), name, fill="black")
-    with replacing(path) as aside:
-        canvas.save(aside, format="PNG")
+    image = scene.image()
+    size = (image.shape[1] // _SHRINK, image.shape[0] // _SHRINK)
+    small = np.asarray(Image.fromarray(image).resize(size, Image.Resampling.BOX))
+    every = (slice(_SHRINK // 2, size[1] * _SHRINK, _SHRINK), slice(_SHRINK // 2, size[0] * _SHRINK, _SHRINK))
+    near = scene.close_up
+    pictures = {
+        PICTURE: draw_scene(small, truth[every], predicted[every], scene.table),
+        CLOSE_UP: draw_scene(image[near], truth[near], predicted[near], scene.table),
+    }
+    for name, picture in pictures.items():
+        with replacing(demo.out / name) as aside:
+            picture.save(aside, format="PNG", optimize=True)

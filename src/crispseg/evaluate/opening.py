@@ -11,6 +11,7 @@ from crispseg.data.folder import Folder, open_folder
 from crispseg.errors import UserError
 from crispseg.models.base import SegmentationModel
 from crispseg.models.folder import CONFIG, load
+from crispseg.models.shipped import find_folder
 
 _RUN_CONFIG, _RUN_PROTOCOL, _BEST = "config.yaml", "protocol.json", "best"
 
@@ -22,10 +23,8 @@ class Opened(NamedTuple):
 
 
 def open_model(path: str) -> Opened:
-    """A folder saved by `model.save`, or a run's folder: its best weights."""
-    folder = Path(path)
-    if not folder.is_dir():
-        raise UserError(f"there is no model folder {path}; give one written by model.save or by `crisp train`")
+    """A folder saved by `model.save`, a run's folder (its best weights), or a model that comes with crispseg."""
+    folder = find_folder(path)
     if (folder / CONFIG).is_file():
         run = folder.parent if folder.name == _BEST and (folder.parent / _RUN_CONFIG).is_file() else None
         return Opened(load(folder), path, run)

@@ -112,7 +112,9 @@ def _draw_shares(draw: ImageDraw.ImageDraw, curve: Reliability, left: int, top: 
     )
 
 
-def draw_worst(window: WorstWindow, names: Sequence[str], palette: tuple[Colour, ...]) -> Image.Image:
+def draw_worst(
+    window: WorstWindow, names: Sequence[str], palette: tuple[Colour, ...], who: str = "prediction"
+) -> Image.Image:
     """Image and truth above, prediction and error below; the colours of the classes that occur."""
     from PIL import Image, ImageDraw
 
@@ -120,7 +122,7 @@ def draw_worst(window: WorstWindow, names: Sequence[str], palette: tuple[Colour,
     panels = {
         "image": image,
         "truth": paint(window.truth, palette),
-        "prediction": paint(window.prediction, palette),
+        who: paint(window.prediction, palette),
         f"error: {100 * window.share:.1f} % wrong": _errors(image, window.truth, window.prediction),
     }
     height, width = window.truth.shape

@@ -15,22 +15,26 @@ from crispseg.errors import UserError
 from crispseg.files import replacing, write_json, write_text
 from crispseg.models.base import ModelInfo, SegmentationModel
 from crispseg.models.registry import create_model
+from crispseg.models.shipped import find_folder
 from crispseg.models.weights import read_weights
 
 FORMAT = 1
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 
 
-def save(model: SegmentationModel, folder: str | os.PathLike[str]) -> None:
-    """Write the model's folder; each file appears whole or not at all, config.json last."""
-    from safetensors.torch import save_file
+def save(model: SegmentationModel, folder: str | os.PathLike[str], half: bool = False) -> None:
+    """Write the model's folder; each file appears whole or not at all, config.json last.
+
+    With `half` the weights are stored in half precision; `load` gives float32 again.
+    """
+    from safetensors.torch import save as to_bytes
 
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file; a model is saved as a folder")
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    tensors = {name: _stored(tensor, half) for name, tensor in model.state_dict().items()}
     with replacing(folder / WEIGHTS) as aside:
-        save_file(tensors, aside)
+        aside.write_bytes(to_bytes(tensors))  # safetensors' own writer makes files that only their owner may read
     write_text(folder / CARD, model_card(model))
     write_json(
         folder / CONFIG,
@@ -49,8 +53,11 @@ def save(model: SegmentationModel, folder: str | os.PathLike[str]) -> None:
 def load(
     folder: str | os.PathLike[str], num_classes: int | None = None, device: str | torch.device = "cpu"
 ) -> SegmentationModel:
-    """The model saved in `folder`, in evaluation mode. `num_classes` says how many the caller expects."""
-    folder = Path(folder)
+    """The model saved in `folder`, in evaluation mode and float32. `num_classes` says how many the caller expects.
+
+    `folder` may also be the name of a model that comes with crispseg, e.g. `crisp_nano_dubai`.
+    """
+    folder = find_folder(folder)
     config = _read_config(folder)
     if num_classes is not None and num_classes != config["num_classes"]:
         raise UserError(f"the model in {folder} has {config['num_classes']} classes, not {num_classes}")
@@ -60,6 +67,11 @@ def load(
     _check_fit(model, weights, folder)
     model.load_state_dict(weights)
     return model.to(device).eval()
+
+
+def _stored(tensor: torch.Tensor, half: bool) -> torch.Tensor:
+    tensor = tensor.detach().cpu().contiguous()
+    return tensor.half() if half and tensor.is_floating_point() else tensor
 
 
 def model_card(model: SegmentationModel) -> str:

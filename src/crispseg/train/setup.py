@@ -16,6 +16,7 @@ from crispseg.errors import UserError
 from crispseg.models.base import ModelInfo, SegmentationModel
 from crispseg.models.folder import load as load_model
 from crispseg.models.registry import create_model
+from crispseg.models.shipped import is_saved
 from crispseg.models.vssd import VSSD
 from crispseg.models.vssd_checkpoint import load_vssd_checkpoint
 from crispseg.train.config import Precision, TrainConfig
@@ -128,8 +129,8 @@ def build_model(config: TrainConfig, folder: Folder) -> SegmentationModel:
 
 
 def start_from(model: SegmentationModel, path: Path) -> None:
-    """Take over the weights of a model folder as far as they fit, or a public VSSD checkpoint's backbone."""
-    if path.is_dir():
+    """Take over a saved model's weights as far as they fit, or a public VSSD checkpoint's backbone."""
+    if is_saved(path):
         _start_from_folder(model, path)
         return
     backbone = getattr(model, "backbone", None)

@@ -165,7 +165,7 @@ class Stepper:
             self.graph_wanted = False
             self.optimizer.zero_grad(set_to_none=True)
             first_line = str(problem).strip().partition("\n")[0]
-            print(f"{self.model.name} cannot be recorded as a CUDA graph ({first_line}): steps run one kernel at a time")
+            print(f"{self.model.name} does not record as a CUDA graph ({first_line}): steps run kernel by kernel")
 
     def _backward(self, images: Tensor, labels: Tensor, pixel_share: Tensor) -> dict[str, Tensor]:
         """Losses of a part, weighed by its share of the batch; their gradients are added to the parameters'."""

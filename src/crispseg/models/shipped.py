@@ -1,0 +1,35 @@
+"""Trained models that come with the package, by name: folders below crispseg/shipped, so no network is needed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from crispseg.errors import UserError, nearest
+
+DEFAULT = "crisp_nano_dubai"  # used by `crisp predict` and `crisp demo` when no model is given
+_FOLDER = Path(__file__).parents[1] / "shipped"
+
+
+def list_shipped() -> list[str]:
+    return sorted(path.parent.name for path in _FOLDER.glob("*/config.json"))
+
+
+def is_saved(word: str | os.PathLike[str]) -> bool:
+    """Whether `load` has something to open under this word: a folder, or a shipped model."""
+    return Path(word).is_dir() or os.fspath(word) in list_shipped()
+
+
+def find_folder(word: str | os.PathLike[str]) -> Path:
+    """The folder meant by a path or by the name of a shipped model; what lies at the path wins."""
+    path, name = Path(word), os.fspath(word)
+    if path.exists():
+        return path
+    shipped = list_shipped()
+    if name in shipped:
+        return _FOLDER / name
+    hint = nearest(name, shipped)
+    if not hint:
+        hint = "; give one written by model.save or by `crisp train`"
+        hint += f", or the name of one that comes with crispseg: {', '.join(shipped)}" if shipped else ""
+    raise UserError(f"there is no model folder {name}{hint}")

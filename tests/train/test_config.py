@@ -6,15 +6,12 @@ import yaml
 from crispseg import config as configs
 from crispseg.data.protocol import get_protocol
 from crispseg.errors import UserError
-from crispseg.models.registry import create_model
 from crispseg.train.config import TrainConfig, config_from, train_config, write_config
-from crispseg.train.table import read_table, row_values
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 BASES = [
     CONFIGS / f"{name}.yaml" for name in ("potsdam", "vaihingen", "loveda", "dubai", "vaihingen_fragment", "folder")
 ]
-TABLES = {"main": 2, "dco": 6, "components": 7, "prototypes": 4}
 
 
 def keys(values, prefix=""):
@@ -80,49 +77,3 @@ def test_data_configs_are_whole(path):
     if config.data.protocol is not None:
         protocol = get_protocol(config.data.protocol)
         assert config.crop == protocol.crop and len(config.data.bands or ()) == 3
-
-
-@pytest.mark.parametrize("name", TABLES)
-def test_every_row_of_every_table_can_be_built_on_every_base(name):
-    table = read_table(CONFIGS / "tables" / f"{name}.yaml", "nano")
-    assert len(table.rows) == TABLES[name]
-    for base in BASES:
-        rows = [config_from(row_values(table, row, configs.read_yaml(base))) for row in table.rows]
-        different = {str((row.model, row.loss)) for row in rows}
-        assert len(different) == len(rows)
-    for row in rows:
-        assert row.model.name is not None
-        create_model(row.model.name, 5, 3, **row.model.options)
-
-
-def test_the_rows_say_what_their_names_say():
-    def row(table, name):
-        found = read_table(CONFIGS / "tables" / f"{table}.yaml")
-        (chosen,) = (row for row in found.rows if row.name == name)
-        config = config_from(row_values(found, chosen, {}))
-        model = create_model(str(config.model.name).replace("tiny", "nano"), 5, 3, **config.model.options)
-        return config, model
-
-    _, model = row("dco", "high-pass and DC/HC")
-    mixer = model.backbone.layers[0].blocks[0].attn
-    assert mixer.dco.lambda_ is None and mixer.dco.omega is not None and mixer.dco.s is not None
-    assert mixer.rule.fusion == "normalized"
-    assert row("dco", "none")[1].backbone.layers[0].blocks[0].attn.dco is None
-    config, model = row("components", "OMP, DCO, margin")
-    assert (config.loss.orth, config.loss.margin > 0) == (0.0, True)
-    assert model.backbone.layers[3].blocks[0].attn.dco is not None
-    assert row("prototypes", "K = 5")[1].head.config.prototypes == 5
-    assert row("main", "VSSD + UPerHead")[1].backbone.layers[0].blocks[0].attn.rule.fusion == "raw"
-
-
-def test_wrong_tables(tmp_path):
-    path = tmp_path / "table.yaml"
-    path.write_text("title: x\nrows: [{name: a b}, {name: a-b}]\n")
-    with pytest.raises(UserError, match="two rows are called 'a b'"):
-        read_table(path)
-    path.write_text("title: x\nrows: []\n")
-    with pytest.raises(UserError, match="no rows"):
-        read_table(path)
-    path.write_text("title: x\nrows: [{name: a, sets: {}}]\n")
-    with pytest.raises(UserError, match="did you mean"):
-        read_table(path)

@@ -1,10 +1,13 @@
-"""Train a table of experiments, with several seeds, and print it with mean and spread.
+"""Train tables of experiments on several data sets with several seeds, and print them with mean and spread.
 
   crisp ablate configs/tables/dco.yaml data=data/potsdam --data configs/potsdam.yaml --seeds 0 1 2
+  crisp ablate configs/tables/{dco,neck}.yaml --data configs/ablation_dubai.yaml configs/ablation_vaihingen.yaml
   crisp ablate configs/tables/components.yaml schedule.steps=500 --data my_folder --size nano
 
 A row changes some keys of the data set's config (or of the defaults, for a folder); key=value words change all rows.
-Interrupted, the same command goes on: finished runs are kept, others are resumed. Writes table.md and table.json.
+--data CONFIG=FOLDER is a config whose images lie in that folder. A run that several tables need is run once.
+Interrupted, the same command goes on: finished runs are kept, others are resumed. Writes TABLE.md, TABLE.json and, for
+a table with `bench`, its timings and a plot of accuracy against latency; results.json holds all that runs gave.
 """
 
 from __future__ import annotations
@@ -12,38 +15,88 @@ from __future__ import annotations
 import argparse
 import functools
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from crispseg.errors import UserError
 
+if TYPE_CHECKING:
+    from crispseg.ablate.plan import Plan
+    from crispseg.ablate.store import Store
+
+_say = functools.partial(print, flush=True)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("table", type=Path, help="a file of configs/tables/, or one like them")
-    parser.add_argument("words", nargs="*", metavar="key=value", help="keys of the config, for all rows")
-    parser.add_argument("--data", required=True, metavar="CONFIG|FOLDER", help="a config YAML, or a data folder")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="default: 0")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time on this machine")
-    parser.add_argument("--size", help="nano, micro, tiny, small or base, where the table leaves it open")
-    parser.add_argument("--out", type=Path, help="default: runs/ablate-TABLE-DATA")
+    add = parser.add_argument
+    add("words", nargs="+", metavar="TABLE or key=value", help="files like those of configs/tables/; keys for all rows")
+    add("--data", "--config", required=True, nargs="+", action="extend", metavar="SET", help="configs or data folders")
+    add("--seeds", type=int, nargs="+", default=[0], help="default: 0")
+    add("--together", "--jobs", type=int, default=1, metavar="N", help="runs at a time on this machine")
+    add("--size", help="nano, micro, tiny, small or base, where the table leaves it open")
+    add("--out", type=Path, default=Path("runs/ablate"), help="default: %(default)s; tables there share their runs")
+    add("--keep", choices=("all", "results"), default="all", help="results: finished runs keep no weights, no pictures")
+    add("--minutes", type=float, metavar="M", help="begin no run after so many")
+    add("--no-bench", action="store_true", help="leave speed and memory out")
+    add("--list", action="store_true", help="only list the distinct runs")
+    add("--report", action="store_true", help="only make the tables, of what is finished and timed")
 
 
 def run(args: argparse.Namespace) -> None:
-    from crispseg.train.ablate import Runner, plan_jobs, report
-    from crispseg.train.table import read_table
+    from crispseg.ablate.plan import make_plan, read_data_sets
+    from crispseg.ablate.runner import Runner
+    from crispseg.ablate.store import Store
+    from crispseg.ablate.table import read_table
 
-    if args.jobs < 1:
-        raise UserError(f"--jobs must be at least 1, not {args.jobs}")
-    table = read_table(args.table, args.size)
-    out = args.out or Path("runs") / f"ablate-{args.table.stem}-{Path(args.data).stem}"
-    jobs = plan_jobs(table, base_values(args.data), args.words, args.seeds, out)
-    problems = Runner(args.jobs, functools.partial(print, flush=True)).run(jobs)
-    print(report(table, jobs, out), end="")
+    if args.together < 1:
+        raise UserError(f"--together must be at least 1, not {args.together}")
+    paths = [Path(word) for word in args.words if "=" not in word]
+    if not paths:
+        raise UserError("no table: give a file of configs/tables/")
+    tables = [read_table(path, args.size) for path in paths]
+    keys = [word for word in args.words if "=" in word]
+    plan = make_plan(tables, read_data_sets(args.data), keys, args.seeds, args.out)
+    store = Store(args.out)
+    store.collect(plan.runs)
+    if args.list:
+        print(listing(plan, store))
+        return
+    problems: list[str] = []
+    try:
+        if not args.report:
+            problems = Runner(store, args.together, _say, args.keep == "all", args.minutes).run(plan.runs)
+            if not args.no_bench:
+                _measure(plan)
+    finally:
+        print("\n".join(_report(plan, store, with_bench=not args.no_bench)), end="")
     if problems:
-        raise UserError(f"{len(problems)} of {len(jobs)} runs failed; " + "; ".join(problems))
+        raise UserError(f"{len(problems)} of {len(plan.runs)} runs failed; " + "; ".join(problems))
 
 
-def base_values(data: str) -> dict[str, Any]:
-    """What all rows share: a config file's values, or a data folder."""
-    from crispseg.config import read_yaml
+def listing(plan: Plan, store: Store) -> str:
+    """The distinct runs, how each stands and who needs it."""
+    lines = []
+    for one in plan.runs:
+        lines += [f"{one.name}  {store.state(one)}", *(f"    {place}" for place in plan.uses(one))]
+    finished = sum(store.find(one) is not None for one in plan.runs)
+    return "\n".join([*lines, f"{len(plan.runs)} runs for {len(plan.places)} places; {finished} finished"])
 
-    return read_yaml(data) if data.endswith((".yaml", ".yml")) else {"data": {"path": data}}
+
+def _measure(plan: Plan) -> None:
+    from crispseg.ablate.report import bench_file
+    from crispseg.ablate.speed import measure
+
+    for table in plan.tables:
+        if table.bench is not None:
+            measure(table, bench_file(table, plan.out), _say)
+
+
+def _report(plan: Plan, store: Store, with_bench: bool) -> list[str]:
+    from crispseg.ablate.report import bench_file, report
+    from crispseg.bench import read
+
+    texts = []
+    for table in plan.tables:
+        path = bench_file(table, plan.out)
+        timed = with_bench and table.bench is not None and path.exists()
+        texts.append(report(table, plan, store, read(path) if timed else None))
+    return texts

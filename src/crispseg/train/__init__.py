@@ -1,1 +1,1 @@
-"""Training: `train(config)` and `resume(run)`; `ablate` runs a table of them. The CLI verbs only parse and call."""
+"""Training: `train(config)` and `resume(run)`. The CLI verbs only parse and call."""

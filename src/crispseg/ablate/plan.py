@@ -1,0 +1,130 @@
+"""The distinct runs behind several tables on several data sets with several seeds."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from crispseg import config as configs
+from crispseg.ablate.identity import describe, fingerprint
+from crispseg.ablate.table import Table, row_values
+from crispseg.errors import UserError
+from crispseg.train.config import TrainConfig, config_from
+from crispseg.train.run_folder import RESULT
+
+
+@dataclasses.dataclass(frozen=True)
+class DataSet:
+    label: str  # in headings
+    values: Mapping[str, Any]  # of a config
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    folder: Path
+    config: TrainConfig
+    description: Mapping[str, Any]
+    title: str  # the first place that needs it
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def config_file(self) -> Path:
+        return self.folder.with_name(f"{self.name}.yaml")
+
+    @property
+    def log(self) -> Path:
+        return self.folder.with_name(f"{self.name}.log")
+
+    @property
+    def result_file(self) -> Path:
+        return self.folder / RESULT
+
+
+class Place(NamedTuple):
+    """Where a run's scores go."""
+
+    table: str
+    row: str
+    data: str
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.table}: {self.row}, {self.data}, seed {self.seed}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    tables: tuple[Table, ...]
+    data: tuple[DataSet, ...]
+    seeds: tuple[int, ...]
+    out: Path
+    places: Mapping[Place, Run]
+
+    @property
+    def runs(self) -> list[Run]:
+        """Each once, in the order in which they should be run."""
+        return list({run.name: run for run in self.places.values()}.values())
+
+    def uses(self, run: Run) -> list[Place]:
+        return [place for place, other in self.places.items() if other.name == run.name]
+
+
+def make_plan(
+    tables: Sequence[Table], data: Sequence[DataSet], words: Sequence[str], seeds: Sequence[int], out: Path
+) -> Plan:
+    """Every config is checked before anything runs. Seed by seed, so that a plan cut short has whole tables."""
+    names = [table.name for table in tables]
+    if len(set(names)) < len(names):
+        raise UserError(f"two tables are called {next(n for n in names if names.count(n) > 1)!r}; give one a `name:`")
+    seeds = list(dict.fromkeys(seeds))
+    places = {}
+    for seed in seeds:
+        for one in data:
+            for table in tables:
+                for row in table.rows:
+                    place = Place(table.name, row.name, one.label, seed)
+                    values = row_values(table, row, one.values)
+                    places[place] = _plan_run(place, config_from(values, [*words, f"seed={seed}"]), out)
+    return Plan(tuple(tables), tuple(data), tuple(seeds), out, places)
+
+
+def _plan_run(place: Place, config: TrainConfig, out: Path) -> Run:
+    description = describe(config)
+    words = (place.data, config.model.name or "model", f"seed{place.seed}", fingerprint(description))
+    folder = out / "runs" / "-".join(slug(word) for word in words)
+    return Run(folder, dataclasses.replace(config, out=str(folder)), description, str(place))
+
+
+def slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9_]+", "-", text.lower()).strip("-")
+
+
+def read_data_sets(words: Sequence[str]) -> list[DataSet]:
+    """From config files, config files with another place for their images (`CONFIG=FOLDER`), and plain data folders."""
+    sets = [_read_data_set(word) for word in words]
+    labels = [one.label for one in sets]
+    for i, word in enumerate(words):
+        if labels.count(labels[i]) > 1:  # two recipes for the same images
+            sets[i] = dataclasses.replace(sets[i], label=Path(word.partition("=")[0]).stem)
+    if len({one.label for one in sets}) < len(sets):
+        raise UserError(f"--data names the same twice: {', '.join(words)}")
+    return sets
+
+
+def _read_data_set(word: str) -> DataSet:
+    first, _, folder = word.partition("=")
+    if not first.endswith((".yaml", ".yml")):
+        if not Path(word).is_dir():
+            raise UserError(f"--data {word}: neither a config file nor a data folder; key=value words go before --data")
+        return DataSet(Path(word).resolve().name, {"data": {"path": word}})
+    values = configs.read_yaml(first)
+    if folder:
+        values = configs.merge(values, {"data": {"path": folder}})
+    config = config_from(values)
+    return DataSet(config.data.protocol or Path(config.data.path).name or Path(first).stem, values)

@@ -1,0 +1,247 @@
+"""A table as Markdown and JSON, made from whatever is finished; what is missing is said."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from crispseg import config as configs
+from crispseg.ablate import plot, speed
+from crispseg.ablate.plan import Place, Plan, slug
+from crispseg.ablate.statistics import BEST, COLUMNS, COMPARED, Column, Difference, Result, Summary, paired, summarise
+from crispseg.ablate.store import Store
+from crispseg.ablate.table import Row, Table
+from crispseg.bench import Result as Timings
+from crispseg.files import write_json, write_text
+
+_BOTH = "all data"
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What there is of a table."""
+
+    table: Table
+    plan: Plan
+    results: dict[Place, Result]
+    missing: dict[Place, str]  # why
+    timings: Timings | None
+
+    @property
+    def labels(self) -> list[str]:
+        return [one.label for one in self.plan.data]
+
+    @property
+    def columns(self) -> list[Column]:
+        """Without that of selected weights where selecting made no difference."""
+        selected = any(result["best"] != result["last"] for result in self.results.values())
+        return [column for column in COLUMNS if selected or column is not BEST]
+
+    def of(self, row: Row, labels: Sequence[str]) -> dict[tuple[str, int], Result]:
+        """The row's results, by data set and seed."""
+        return {
+            (place.data, place.seed): result
+            for place, result in self.results.items()
+            if place.row == row.name and place.data in labels
+        }
+
+    def summary(self, row: Row, label: str, column: Column) -> Summary:
+        return summarise(list(self.of(row, [label]).values()), column)
+
+    def differences(self, row: Row) -> dict[str, dict[str, Difference]]:
+        """Per data set, and over all where there are several: per score the difference to the row's opponent."""
+        opponent = self.table.opponent(row)
+        if opponent is None:
+            return {}
+        groups = {label: [label] for label in self.labels} | ({_BOTH: self.labels} if len(self.labels) > 1 else {})
+        return {
+            name: {c.heading: paired(self.of(row, labels), self.of(opponent, labels), c) for c in COMPARED}
+            for name, labels in groups.items()
+        }
+
+
+def find(table: Table, plan: Plan, store: Store, timings: Timings | None) -> Found:
+    results: dict[Place, Result] = {}
+    missing: dict[Place, str] = {}
+    for place, run in plan.places.items():
+        if place.table != table.name:
+            continue
+        result = store.find(run)
+        if result is None:
+            missing[place] = store.state(run)
+        else:
+            results[place] = result
+    return Found(table, plan, results, missing, timings)
+
+
+def report(table: Table, plan: Plan, store: Store, timings: Timings | None) -> str:
+    """Write TABLE.md, TABLE.json and, where there are timings, a plot per data set; returns the Markdown."""
+    found = find(table, plan, store, timings)
+    drawn = [] if timings is None else _draw(found, timings)
+    markdown = as_markdown(found) + "".join(f"\n![{table.title}]({name})\n" for name in drawn)
+    write_text(plan.out / f"{table.name}.md", markdown)
+    write_json(plan.out / f"{table.name}.json", as_values(found))
+    return markdown
+
+
+def bench_file(table: Table, out: Path) -> Path:
+    return out / f"{table.name}-bench.json"
+
+
+def _draw(found: Found, timings: Timings) -> list[str]:
+    """The files drawn."""
+    what, latency = speed.latencies(timings)
+    names = []
+    for label in found.labels:
+        points = []
+        for row in found.table.rows:
+            word = speed.model_word(found.table, row)
+            score = found.summary(row, label, COLUMNS[0])
+            if word in latency and score.mean is not None:
+                points.append(plot.Point(row.name, latency[word], score.mean, score.spread, word.startswith("crisp_")))
+        name = f"{found.table.name}-{slug(label)}.png"
+        if not plot.draw(points, f"latency, ms ({what})", f"mIoU on {label}, %", found.plan.out / name):
+            names.append(name)
+    return names
+
+
+def as_values(found: Found) -> dict[str, Any]:
+    """The table's JSON."""
+    return {
+        "title": found.table.title,
+        "data": found.labels,
+        "seeds": list(found.plan.seeds),
+        "rows": [_row_values(found, row) for row in found.table.rows],
+    }
+
+
+def _row_values(found: Found, row: Row) -> dict[str, Any]:
+    opponent = found.table.opponent(row)
+    own = [
+        (place, found.plan.places[place]) for place in found.plan.places if place[:2] == (found.table.name, row.name)
+    ]
+    values = {
+        "name": row.name,
+        "set": row.set,
+        "paper": row.paper,
+        "scores": {
+            label: {c.heading: dataclasses.asdict(found.summary(row, label, c)) for c in found.columns}
+            for label in found.labels
+        },
+        "against": None if opponent is None else opponent.name,
+        "differences": configs.to_dict(
+            {k: {h: dataclasses.asdict(d) for h, d in v.items()} for k, v in found.differences(row).items()}
+        ),
+        "runs": [
+            {"data": p.data, "seed": p.seed, "run": run.name, "state": found.missing.get(p, "finished")}
+            for p, run in own
+        ],
+    }
+    if found.timings is not None:
+        values["speed"] = speed.columns(found.timings, speed.model_word(found.table, row))
+    return values
+
+
+def as_markdown(found: Found) -> str:
+    """Scores with mean and spread, differences to the baseline, what is missing, what the scores were made on."""
+    lines = [f"## {found.table.title}", "", *_scores(found)]
+    if found.results:
+        lines += ["", *_differences(found)]
+    if found.missing:
+        runs = len(found.missing) + len(found.results)
+        lines += ["", f"Missing are {len(found.missing)} of {runs} runs:", ""]
+        lines += [f"- {place.row}, {place.data}, seed {place.seed}: {why}" for place, why in found.missing.items()]
+    lines += ["", *_facts(found)]
+    if found.timings is not None:
+        lines += ["", *speed.footnotes(found.timings)]
+    return "\n".join([*lines, *(["", found.table.notes.strip()] if found.table.notes else [])]) + "\n"
+
+
+def _scores(found: Found) -> list[str]:
+    quoted = list(dict.fromkeys(name for row in found.table.rows for name in row.paper))
+    headings = [""]
+    for label in found.labels:
+        headings += [_of(found, "runs", label), *(_of(found, column.heading, label) for column in found.columns)]
+    rows = []
+    for row in found.table.rows:
+        cells = [row.name]
+        for label in found.labels:
+            cells += [_count(found, row, label)]
+            cells += [_number(found.summary(row, label, column), column) for column in found.columns]
+        timed = {} if found.timings is None else speed.columns(found.timings, speed.model_word(found.table, row))
+        papers = [f"{row.paper[name]:g}" if name in row.paper else "" for name in quoted]
+        rows.append(_line([*cells, *timed.values(), *papers]))
+    if found.timings is not None:
+        headings += speed.columns(found.timings, "")
+    headings += [f"paper's {name}" for name in quoted]
+    return [_line(headings), _line(["---"] * len(headings)), *rows]
+
+
+def _count(found: Found, row: Row, label: str) -> str:
+    """How many runs there are; of how many, if some are missing; why, if all are."""
+    why = [reason for place, reason in found.missing.items() if (place.row, place.data) == (row.name, label)]
+    done, wanted = len(found.plan.seeds) - len(why), len(found.plan.seeds)
+    if not why:
+        return str(done)
+    return f"{done} of {wanted}" if done else f"0 of {wanted}: {', '.join(dict.fromkeys(w.split(':')[0] for w in why))}"
+
+
+def _differences(found: Found) -> list[str]:
+    differing = {row.name: found.differences(row) for row in found.table.rows}
+    groups = next((list(d) for d in differing.values() if d), [])
+    if not groups:
+        return []
+    headings = ["difference", "to"]
+    for group in groups:
+        headings += [_of(found, column.heading, group) for column in COMPARED] + [_of(found, "pairs", group)]
+    lines = [_line(headings), _line(["---"] * len(headings))]
+    for row in found.table.rows:
+        opponent, own = found.table.opponent(row), differing[row.name]
+        if opponent is None:
+            continue
+        cells = [row.name, opponent.name]
+        for group in groups:
+            cells += [_signed(own[group][column.heading], column) for column in COMPARED]
+            cells += [str(own[group][COMPARED[0].heading].pairs)]
+        lines.append(_line(cells))
+    return lines
+
+
+def _facts(found: Found) -> list[str]:
+    if not found.results:
+        return ["No run is finished."]
+    lines = list(dict.fromkeys(str(result["protocol"]) for result in found.results.values()))
+    steps = ", ".join(str(n) for n in sorted({result["steps"] for result in found.results.values()}))
+    lines += [
+        "",
+        f"{steps} steps. Scores: mean ± standard deviation over seeds, of the weights as training ended.",
+        "Differences: mean ± standard error over pairs of runs with the same seed and data; * where zero lies outside",
+        "the 95 % interval of Student's t, which chance alone makes of one in twenty. Without * it is within noise.",
+    ]
+    if BEST in found.columns:
+        lines.append("Best mIoU is of the weights selected on the images it is scored on.")
+    return lines
+
+
+def _of(found: Found, heading: str, label: str) -> str:
+    return heading if len(found.labels) == 1 else f"{label}: {heading}"
+
+
+def _number(summary: Summary, column: Column) -> str:
+    if summary.mean is None:
+        return "-"
+    spread = "" if summary.spread is None else f" ± {summary.spread:.{column.digits}f}"
+    return f"{summary.mean:.{column.digits}f}{spread}"
+
+
+def _signed(difference: Difference, column: Column) -> str:
+    if difference.mean is None:
+        return "-"
+    error = "" if difference.error is None else f" ± {difference.error:.{column.digits}f}"
+    return f"{difference.mean:+.{column.digits}f}{error}{' *' if difference.clear else ''}"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"

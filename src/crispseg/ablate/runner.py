@@ -1,0 +1,176 @@
+"""Runs what is not finished, in a few processes that each train one run after the other."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from crispseg.ablate.plan import Run
+from crispseg.ablate.store import Store
+from crispseg.train.config import write_config
+from crispseg.train.log import METRICS
+from crispseg.train.run_folder import CONFIG, ENVIRONMENT, PROTOCOL, RESULT
+
+Say = Callable[[str], None]
+_SMALL_FILES = (CONFIG, ENVIRONMENT, PROTOCOL, METRICS, RESULT)
+
+
+class Worker:
+    """A process that trains what it is told (see `server`)."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        command = [sys.executable, "-m", "crispseg.ablate.server"]
+        # a session of its own: Ctrl-C is for the runner, which then asks the workers to stop
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        )
+
+    def train(self, words: Sequence[str], log: Path) -> bool:
+        """Whether the process is still there afterwards."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        try:
+            print(json.dumps({"words": list(words), "log": str(log)}), file=self.process.stdin, flush=True)
+        except BrokenPipeError:
+            return False
+        return bool(self.process.stdout.readline())
+
+    def ask_to_stop(self) -> None:
+        """A run in progress saves and ends."""
+        self.process.send_signal(signal.SIGTERM)
+
+    def end(self) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        self.process.wait()
+
+
+class Runner:
+    """At most `together` at once. Asked to stop, its processes save and end; the same command goes on."""
+
+    def __init__(
+        self, store: Store, together: int, say: Say, keep_all: bool = True, minutes: float | None = None
+    ) -> None:
+        self.store, self.together, self.say, self.keep_all = store, together, say, keep_all
+        self.last_start = float("inf") if minutes is None else time.monotonic() + 60 * minutes
+        self._idle: list[Worker] = []
+        self._busy: set[Worker] = set()
+        self._lock = threading.Lock()
+        self._stopping = False
+
+    def run(self, runs: Sequence[Run]) -> list[str]:
+        """What went wrong, one sentence per failed run."""
+        before = signal.signal(signal.SIGTERM, _interrupt)
+        pool = ThreadPoolExecutor(self.together)
+        try:
+            return [problem for problem in pool.map(self._run_one, runs) if problem]
+        except KeyboardInterrupt:
+            self._stop()
+            raise
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+            for worker in self._idle:
+                worker.end()
+            signal.signal(signal.SIGTERM, before)
+
+    def _run_one(self, run: Run) -> str:
+        if self._stopping:
+            return ""
+        if self.store.find(run) is not None:
+            self.say(f"{run.title}: finished already")
+            self._tidy(run)
+            return ""
+        if time.monotonic() > self.last_start:
+            self.say(f"{run.title}: not started, the time is up")
+            return ""
+        self._train(run)
+        if run.result_file.exists():
+            miou = self.store.add(run)["last"]["mIoU"]
+            self.say(f"{run.title}: finished, mIoU {100 * (miou or 0):.2f}")
+            self._tidy(run)
+            return ""
+        if self._stopping:
+            return ""
+        why = _last_line(run.log)
+        self.store.fail(run, why)
+        return f"{run.title}: {why} (see {run.log})"
+
+    def _train(self, run: Run) -> None:
+        begun = (run.folder / CONFIG).exists()
+        if not begun:
+            write_config(run.config, run.config_file)
+        words = ["--resume", str(run.folder)] if begun else [str(run.config_file)]
+        self.say(f"{run.title}: {'resumed' if begun else 'started'}, log {run.log}")
+        worker = self._take_worker()
+        lives = worker.train([*words, *self._fair_share()], run.log)
+        with self._lock:
+            self._busy.discard(worker)
+            if lives:
+                self._idle.append(worker)
+        if not lives:
+            code = worker.process.wait()
+            with run.log.open("a", encoding="utf-8") as log:
+                log.write(f"\nits process ended with status {code}\n")
+
+    def _take_worker(self) -> Worker:
+        with self._lock:
+            worker = self._idle.pop() if self._idle else Worker(self._environment())
+            self._busy.add(worker)
+            return worker
+
+    def _tidy(self, run: Run) -> None:
+        """Checkpoints, model and pictures of a finished run go, if only results are to be kept."""
+        if self.keep_all or not run.result_file.exists():
+            return
+        for path in run.folder.iterdir():
+            if path.name in _SMALL_FILES:
+                continue
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+    def _cores(self) -> int:
+        """Of this machine, for each of the runs that go together."""
+        return max(1, (os.cpu_count() or 1) // self.together)
+
+    def _fair_share(self) -> list[str]:
+        """Beside a GPU the cores are for the loaders."""
+        return [f"workers={self._cores()}"] if self.together > 1 and torch.cuda.is_available() else []
+
+    def _environment(self) -> dict[str, str]:
+        return {"OMP_NUM_THREADS": str(self._cores()), **os.environ}
+
+    def _stop(self) -> None:
+        with self._lock:
+            self._stopping = True
+            for worker in self._busy:
+                worker.ask_to_stop()
+
+
+def _interrupt(number: int, frame: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def _last_line(path: Path) -> str:
+    lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1] if lines else "ended without a word"

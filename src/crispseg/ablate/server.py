@@ -1,0 +1,70 @@
+"""A process that trains one run after the other, as it is told on its standard input.
+
+A process of its own for every run would spend longer on starting torch and CUDA than on a short run's steps. Each
+line in is a JSON object, {"words": [...], "log": PATH}: the words of `crisp train`, and where to put what it says.
+Each line out is the exit status.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+
+
+def serve() -> None:
+    replies = os.fdopen(os.dup(1), "w")
+    for line in sys.stdin:
+        task = json.loads(line)
+        with _written_to(task["log"]):
+            status = _train(task["words"])
+        print(status, file=replies, flush=True)
+
+
+def _train(words: list[str]) -> int:
+    from crispseg.cli.main import main
+
+    try:
+        return main(["train", *words])
+    except SystemExit as end:
+        return int(end.code or 0) if not isinstance(end.code, str) else 1
+    except Exception as problem:  # a fault of one run is not the next one's; its last line is what the table shows
+        traceback.print_exc()
+        print(f"{type(problem).__name__}: {' '.join(str(problem).split())[:300]}", file=sys.stderr)
+        return 1
+    finally:
+        _free_memory()
+
+
+def _free_memory() -> None:
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+@contextlib.contextmanager
+def _written_to(path: str) -> Iterator[None]:
+    """Everything this process and those it starts say goes to the end of that file."""
+    kept = [os.dup(1), os.dup(2)]
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, old in zip((1, 2), kept, strict=True):
+            os.dup2(old, number)
+            os.close(old)
+        os.close(log)
+
+
+if __name__ == "__main__":
+    serve()

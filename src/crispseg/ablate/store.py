@@ -1,0 +1,85 @@
+"""What finished runs gave, in one file: enough to make every table anew, wherever the run folders are."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from crispseg.ablate.identity import default_description, same
+from crispseg.ablate.plan import Run
+from crispseg.errors import UserError
+from crispseg.files import write_json
+
+RESULTS = "results.json"
+
+
+class Store:
+    """results.json: per run its description and its result, or why it failed."""
+
+    def __init__(self, out: Path) -> None:
+        self.path = out / RESULTS
+        self.runs: dict[str, dict[str, Any]] = {}
+        self.failed: dict[str, str] = {}
+        self._lock = threading.Lock()
+        if self.path.exists():
+            try:
+                values = json.loads(self.path.read_text(encoding="utf-8"))
+                self.runs, self.failed = values["runs"], values["failed"]
+            except (ValueError, KeyError, TypeError) as error:
+                raise UserError(f"{self.path} is not a file that `crisp ablate` wrote; move it away") from error
+
+    def collect(self, runs: Iterable[Run]) -> None:
+        """Take in the results of run folders that are not here yet."""
+        before = len(self.runs)
+        for run in runs:
+            if self.find(run) is None and run.result_file.exists():
+                self._take(run)
+        if len(self.runs) > before:
+            self._write()
+
+    def find(self, run: Run) -> dict[str, Any] | None:
+        """The result of this run, or of one that was the same before settings were added to the program."""
+        if run.name in self.runs:
+            return _result(self.runs[run.name])
+        name = run.config.model.name
+        alike = [entry for entry in self.runs.values() if entry["description"]["model"]["name"] == name]
+        if not alike:
+            return None
+        defaults = default_description(name)
+        return next((_result(e) for e in alike if same(e["description"], run.description, defaults)), None)
+
+    def add(self, run: Run) -> dict[str, Any]:
+        """Take in the result of a run that has just finished, and give it."""
+        with self._lock:
+            self._take(run)
+            self._write()
+            return _result(self.runs[run.name])
+
+    def fail(self, run: Run, why: str) -> None:
+        with self._lock:
+            self.failed[run.name] = why
+            self._write()
+
+    def state(self, run: Run) -> str:
+        """In a word, or with the reason of a failure."""
+        if self.find(run) is not None:
+            return "finished"
+        if run.name in self.failed:
+            return f"failed: {self.failed[run.name]}"
+        return "unfinished" if run.folder.exists() else "not run"
+
+    def _take(self, run: Run) -> None:
+        result = json.loads(run.result_file.read_text(encoding="utf-8"))
+        self.runs[run.name] = {"description": run.description, "result": result}
+        self.failed.pop(run.name, None)
+
+    def _write(self) -> None:
+        write_json(self.path, {"runs": self.runs, "failed": self.failed})
+
+
+def _result(entry: dict[str, Any]) -> dict[str, Any]:
+    result: dict[str, Any] = entry["result"]
+    return result

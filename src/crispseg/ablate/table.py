@@ -1,0 +1,74 @@
+"""A table: rows that each change something in a common config. configs/tables/ holds them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from crispseg import config as configs
+from crispseg.errors import UserError, unknown
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    name: str
+    set: dict[str, Any] = dataclasses.field(default_factory=dict)  # laid over the table's `set`
+    against: str | None = None  # the row it is compared with; none: the table's baseline
+    paper: dict[str, float] = dataclasses.field(default_factory=dict)  # the paper's numbers, to show beside ours
+
+
+@dataclasses.dataclass(frozen=True)
+class Speed:
+    """How the rows' models are timed; what the machine cannot do (graphs without CUDA) is left out."""
+
+    sizes: tuple[int, ...] = (512,)
+    batches: tuple[int, ...] = (1, 16)
+    precision: str = "bf16"
+    modes: tuple[str, ...] = ("graph", "compiled")  # the first is the one that is drawn
+    classes: int = 6
+    bands: int = 3
+    repeats: int | None = None  # timed runs of each; none: the bench's own number
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    title: str
+    rows: tuple[Row, ...]
+    name: str = ""  # of the files it is written to; none: the table file's
+    size: str = "tiny"  # what {size} stands for in the names of models
+    set: dict[str, Any] = dataclasses.field(default_factory=dict)  # common to all rows
+    baseline: str | None = None  # the row the others are compared with; none: the first
+    bench: Speed | None = None
+    notes: str = ""
+
+    def opponent(self, row: Row) -> Row | None:
+        """The row that this one is compared with; none for the baseline itself."""
+        name = row.against or self.baseline or self.rows[0].name
+        return None if name == row.name else next(other for other in self.rows if other.name == name)
+
+
+def read_table(path: Path, size: str | None = None) -> Table:
+    table = configs.build(Table, configs.read_yaml(path))
+    names = [row.name for row in table.rows]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice or not names:
+        raise UserError(f"{path}: {f'two rows are called {twice[0]!r}' if twice else 'the table has no rows'}")
+    for name in (table.baseline, *(row.against for row in table.rows)):
+        if name is not None and name not in names:
+            raise UserError(f"{path}: {unknown('row', name, names)}")
+    return dataclasses.replace(table, name=table.name or path.stem, size=size or table.size)
+
+
+def row_values(table: Table, row: Row, base: Mapping[str, Any]) -> dict[str, Any]:
+    """The config of a row: the base, what the table sets, what the row sets."""
+    values = configs.merge(configs.merge(base, table.set), row.set)
+    filled: dict[str, Any] = _fill(values, table.size)
+    return filled
+
+
+def _fill(value: Any, size: str) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _fill(item, size) for key, item in value.items()}
+    return value.replace("{size}", size) if isinstance(value, str) else value

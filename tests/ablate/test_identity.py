@@ -1,0 +1,55 @@
+from crispseg.ablate.identity import default_description, describe, fingerprint, same
+from crispseg.train.config import config_from
+
+
+def described(options=None, words=(), **values):
+    return describe(config_from({"model": {"name": "crisp_nano", "options": options or {}}, **values}, words))
+
+
+def test_two_ways_of_asking_for_one_network_are_alike():
+    plain = described()
+    for options in (
+        {"dco": True},
+        {"dco": {"residual": True, "skip": "after"}},
+        {"neck": "topdown", "layers": 2},
+        {"prototypes": 3},
+    ):
+        assert described(options) == plain
+    assert described({"dco": False}) == described({"dco": {"residual": False, "highpass": False, "rebalance": False}})
+
+
+def test_other_networks_losses_data_and_seeds_are_not():
+    others = [
+        described(),
+        described({"dco": False}),
+        described({"prototypes": 2}),
+        described({"dco": {"skip": "before"}}),
+        described(words=["loss.orth=0"]),
+        described(words=["seed=1"]),
+        described(words=["data.protocol=dubai/own5"]),
+        described(words=["data.path=elsewhere"]),
+    ]
+    assert len({fingerprint(one) for one in others}) == len(others)
+
+
+def test_places_and_machines_do_not_count():
+    words = ["data.protocol=dubai/own5"]
+    assert described(words=words) == described(
+        words=[*words, "data.path=b", "out=c", "workers=3", "device=cpu", "samples=0", "log_every=7", "data.cache=d"]
+    )
+
+
+def test_a_network_that_cannot_be_made_keeps_its_options():
+    assert described({"dim": 15})["model"]["options"] == {"dim": 15}
+
+
+def test_runs_made_before_a_key_existed():
+    now, defaults = described({"prototypes": 2}), default_description("crisp_nano")
+    assert same(now, now, defaults)
+    earlier = {key: value for key, value in now.items() if key != "ema"}
+    earlier["model"] = {**now["model"], "options": {k: v for k, v in now["model"]["options"].items() if k != "neck"}}
+    assert same(earlier, now, defaults)  # both are at their defaults
+    assert not same(earlier, {**now, "ema": 0.9}, defaults)
+    assert not same(earlier, described({"prototypes": 2, "neck": "concat"}), defaults)
+    assert not same({**now, "gone": 1}, now, defaults)
+    assert not same(earlier, described({"prototypes": 4}), defaults)

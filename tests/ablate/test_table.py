@@ -1,0 +1,113 @@
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from crispseg.ablate.plan import DataSet, make_plan, read_data_sets
+from crispseg.ablate.table import Row, Table, read_table, row_values
+from crispseg.errors import UserError
+from crispseg.models.registry import create_model
+from crispseg.train.config import config_from
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+TABLES = sorted((CONFIGS / "tables").glob("*.yaml"))
+DATA = ["ablation_dubai.yaml", "ablation_vaihingen.yaml"]
+
+
+def write(path, **values):
+    path.write_text(yaml.safe_dump(values))
+    return path
+
+
+def test_rows_lie_over_the_table_and_the_base():
+    table = Table("T", (Row("a", {"model": {"options": {"dco": True}}}),), set={"model": {"name": "crisp_{size}"}})
+    values = row_values(table, table.rows[0], {"model": {"name": "x", "options": {"state": 4}}, "seed": 9})
+    assert values == {"model": {"name": "crisp_tiny", "options": {"state": 4, "dco": True}}, "seed": 9}
+
+
+def test_whom_a_row_is_compared_with(tmp_path):
+    rows = [{"name": "a"}, {"name": "b"}, {"name": "c", "against": "b"}]
+    table = read_table(write(tmp_path / "t.yaml", title="T", rows=rows), size="nano")
+    assert (table.name, table.size) == ("t", "nano")
+    assert [table.opponent(row) for row in table.rows] == [None, table.rows[0], table.rows[1]]
+    table = read_table(write(tmp_path / "t.yaml", title="T", rows=rows, baseline="c"))
+    assert [table.opponent(row).name for row in table.rows] == ["c", "c", "b"]
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"rows": []}, "no rows"),
+        ({"rows": [{"name": "a"}, {"name": "a"}]}, "two rows are called 'a'"),
+        ({"rows": [{"name": "alpha"}], "baseline": "alpah"}, "did you mean 'alpha'"),
+        ({"rows": [{"name": "a", "against": "zzz"}]}, "unknown row 'zzz'"),
+        ({"rows": [{"name": "a", "sets": {}}]}, "did you mean"),
+    ],
+)
+def test_tables_that_cannot_be(tmp_path, values, said):
+    with pytest.raises(UserError, match=said):
+        read_table(write(tmp_path / "t.yaml", title="T", **values))
+
+
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
+def test_every_shipped_table_can_be_planned(path, tmp_path):
+    """Each row is a config that the program takes, and another network or loss than the other rows."""
+    table = read_table(path)
+    plan = make_plan([table], read_data_sets([str(CONFIGS / name) for name in DATA]), [], [0, 1], tmp_path)
+    assert len(plan.runs) == len(plan.places) == len(table.rows) * 2 * 2
+    assert {run.config.schedule.steps for run in plan.runs} == {300}
+
+
+def test_the_rows_say_what_their_names_say():
+    def row(table, name):
+        found = read_table(CONFIGS / "tables" / f"{table}.yaml", "nano")
+        (chosen,) = (row for row in found.rows if row.name == name)
+        config = config_from(row_values(found, chosen, {}))
+        with torch.device("meta"):  # structure without numbers
+            return config, create_model(config.model.name, 5, 3, **config.model.options)
+
+    def mixer(model):
+        return model.backbone.layers[0].blocks[0].attn
+
+    _, model = row("dco", "high-pass and DC/HC")
+    assert mixer(model).dco.lambda_ is None and mixer(model).dco.omega is not None and mixer(model).dco.s is not None
+    assert mixer(model).rule.fusion == "normalized"
+    assert mixer(row("dco", "none")[1]).dco is None
+    config, model = row("components", "OMP, DCO, margin")
+    assert (config.loss.orth, config.loss.margin > 0) == (0.0, True)
+    assert model.backbone.layers[3].blocks[0].attn.dco is not None
+    assert row("prototypes", "K = 5")[1].head.config.prototypes == 5
+    assert mixer(row("main", "VSSD + UPerHead")[1]).rule.fusion == "raw"
+    assert mixer(row("readouts", "unnormalized")[1]).rule.residual_readout == "unnormalized"
+    assert mixer(row("skip", "before")[1]).rule.skip == "before"
+    model = row("fusion", "raw, DCO")[1]
+    assert mixer(model).rule.fusion == "raw" and mixer(model).dco is not None
+    assert row("neck", "concat")[1].head.config.neck == "concat"
+    assert row("claim", "OMP")[0].model.name == "crisp_tiny"
+    assert row("rivals", "BANet")[0].loss.dice == 0 and row("rivals", "UNetFormer")[0].loss.dice == 1
+
+
+def test_the_baseline_of_many_tables_is_one_run(tmp_path):
+    tables = [read_table(CONFIGS / "tables" / f"{name}.yaml", "nano") for name in ("components", "skip", "neck")]
+    plan = make_plan(tables, read_data_sets([str(CONFIGS / DATA[0])]), [], [0], tmp_path)
+    assert (len(plan.places), len(plan.runs)) == (11, 9)
+
+
+def test_data_sets_by_config_and_folder(tmp_path, folder):
+    config = write(tmp_path / "c.yaml", data={"path": "nowhere", "protocol": "dubai/own5"}, crop=64)
+    sets = read_data_sets([f"{config}={folder}", str(folder)])
+    assert [one.label for one in sets] == ["dubai/own5", "squares"]
+    assert sets[0].values == {"data": {"path": str(folder), "protocol": "dubai/own5"}, "crop": 64}
+    other = write(tmp_path / "other.yaml", data={"protocol": "dubai/own5"})
+    assert [one.label for one in read_data_sets([str(config), str(other)])] == ["c", "other"]
+    with pytest.raises(UserError, match="same twice"):
+        read_data_sets([str(config), str(config)])
+    with pytest.raises(UserError, match="key=value words go before --data"):
+        read_data_sets(["optimizer.lr=1"])
+
+
+def test_two_tables_of_one_name_are_refused(tmp_path):
+    table = Table("T", (Row("a"),), name="t")
+    with pytest.raises(UserError, match="two tables are called 't'"):
+        make_plan([table, table], [DataSet("d", {})], [], [0], tmp_path)

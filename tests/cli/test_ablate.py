@@ -1,0 +1,134 @@
+"""Tables from the command line, with trainings of a second."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+from PIL import Image
+
+from crispseg.cli import main
+from tests.train import tiny
+
+
+@pytest.fixture
+def places(tmp_path):
+    """Two tables that share a run, and two configs of the same images."""
+    folder = tiny.make_folder(tmp_path / "squares")
+    base = tiny.settings(folder, tmp_path, schedule={"steps": 2}, samples=1)
+    del base["out"]
+    for name, scale in (("one", [0.5, 2.0]), ("two", [1.0, 1.0])):
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump({**base, "augment": {"scale": scale}}))
+    write_table(tmp_path, "dco", on={"dco": True}, off={"dco": False})
+    write_table(tmp_path, "prototypes", one={"prototypes": 1}, three={"prototypes": 3})
+    return tmp_path
+
+
+def write_table(folder, stem, more=None, **options):
+    rows = [{"name": name, "set": {"model": {"options": value}}} for name, value in options.items()]
+    (folder / f"{stem}.yaml").write_text(yaml.safe_dump({"title": stem.upper(), "rows": rows, **(more or {})}))
+
+
+def ablate(places, *words, data=("one",)):
+    sets = [str(places / f"{name}.yaml") for name in data]
+    return ["ablate", *words, "--data", *sets, "--out", str(places / "out")]
+
+
+def test_tables_share_runs_and_keep_only_results(places, capsys):
+    tables = [str(places / f"{name}.yaml") for name in ("dco", "prototypes")]
+    assert main.main([*ablate(places, *tables, data=("one", "two")), "--list"]) == 0
+    said = capsys.readouterr().out
+    assert said.endswith("6 runs for 8 places; 0 finished\n")
+    assert "    dco: on, one, seed 0\n    prototypes: three, one, seed 0\n" in said
+    assert not (places / "out").exists()
+
+    words = ablate(places, *tables)
+    assert main.main([*words, "--keep", "results", "--together", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "## DCO" in said and "## PROTOTYPES" in said and said.count("finished, mIoU") == 3
+    runs = [path for path in (places / "out" / "runs").iterdir() if path.is_dir()]
+    assert len(runs) == 3
+    small = {"config.yaml", "environment.json", "protocol.json", "metrics.jsonl", "result.json"}
+    assert all({path.name for path in run.iterdir()} == small for run in runs)
+    kept = json.loads((places / "out" / "results.json").read_text())
+    assert set(kept["runs"]) == {run.name for run in runs} and not kept["failed"]
+
+    written = {name: (places / "out" / name).read_text() for name in ("dco.md", "dco.json", "prototypes.md")}
+    for name in written:
+        (places / "out" / name).unlink()
+    assert main.main([*words, "--report"]) == 0
+    assert "started" not in capsys.readouterr().out
+    assert written == {name: (places / "out" / name).read_text() for name in written}
+
+
+def test_one_row_fails_and_is_mended(places, capsys):
+    write_table(places, "dim", good={}, bad={"dim": 15})
+    words = ablate(places, str(places / "dim.yaml"))
+    assert main.main(words) == 1
+    said = capsys.readouterr()
+    assert "1 of 2 runs failed; dim: bad, squares, seed 0: " in said.err
+    assert "| bad | 0 of 1: failed | - |" in said.out and "- bad, squares, seed 0: failed: " in said.out
+    assert main.main([*words, "--report"]) == 0  # the failure is remembered
+    assert "| bad | 0 of 1: failed | - |" in capsys.readouterr().out
+
+    write_table(places, "dim", good={}, bad={"dim": 8})
+    assert main.main(words) == 0
+    said = capsys.readouterr().out
+    assert "dim: good, squares, seed 0: finished already" in said and "dim: bad, squares, seed 0: started" in said
+    assert "Missing" not in said
+
+
+def test_no_run_begins_when_the_time_is_up(places, capsys):
+    assert main.main([*ablate(places, str(places / "dco.yaml")), "--minutes", "-1"]) == 0
+    said = capsys.readouterr().out
+    assert "not started, the time is up" in said and "0 of 1: not run" in said
+
+
+def test_speed_and_plot_of_a_table_with_bench(places, capsys):
+    pytest.importorskip("matplotlib")
+    model = {"model": {"name": "crisp_nano", "options": tiny.OPTIONS}}
+    how = {"sizes": [32], "batches": [1], "precision": "fp32", "modes": ["eager"], "classes": 2, "repeats": 1}
+    write_table(places, "rivals", {"bench": how, "set": model}, on={"dco": True})
+    words = ablate(places, str(places / "rivals.yaml"))
+    assert main.main([*words, "--no-bench"]) == 0
+    assert "GMACs" not in capsys.readouterr().out
+    assert main.main(words) == 0
+    said = capsys.readouterr().out
+    assert "| params M | GMACs | ms (32 px, batch 1, eager) |" in said and "![RIVALS](rivals-squares.png)" in said
+    assert Image.open(places / "out" / "rivals-squares.png").size[0] > 500
+    before = (places / "out" / "rivals.md").read_text()
+    assert main.main([*words, "--report"]) == 0
+    assert (places / "out" / "rivals.md").read_text() == before
+
+
+def test_interrupted_it_says_what_is_missing_and_goes_on(places):
+    words = ablate(places, str(places / "dco.yaml"), "schedule.steps=100000", "val_every=100000", "device=cpu")
+    command = [sys.executable, "-m", "crispseg.cli.main", *words]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not list((places / "out" / "runs").glob("*/metrics.jsonl")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    os.kill(process.pid, signal.SIGTERM)
+    said, complained = process.communicate(timeout=120)
+    assert process.returncode == 130 and "interrupted" in complained
+    assert "0 of 1: unfinished" in said and "0 of 1: not run" in said
+    assert list((places / "out" / "runs").glob("*/last.pt"))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["seed=1"], "no table"),
+        (["nothere.yaml"], "no config file nothere.yaml"),
+        (["{dco}", "--together", "0"], "--together must be at least 1"),
+        (["{dco}", "optimiser.lr=1"], "unknown config key 'optimiser'"),
+    ],
+)
+def test_mistakes_are_told(places, capsys, words, said):
+    assert main.main(ablate(places, *(word.format(dco=places / "dco.yaml") for word in words))) == 1
+    assert said in capsys.readouterr().err
+    assert not (places / "out").exists()

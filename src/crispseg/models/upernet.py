@@ -89,12 +89,15 @@ class UPerNet(SegmentationModel):
         return Output(logits, aux)
 
 
-def _build(backbone: str, num_classes: int, in_channels: int, **options: Any) -> UPerNet:
-    backbone_options, head = split_options(options, VSSDConfig, UPerConfig)
+def _build(backbone: str, defaults: dict[str, Any], num_classes: int, in_channels: int, **options: Any) -> UPerNet:
+    backbone_options, head = split_options(defaults | options, VSSDConfig, UPerConfig)
     plain_vssd: dict[str, Any] = {"fusion": "raw", "dco": False}
     backbone_cfg = backbone_config(backbone, **plain_vssd | backbone_options)
     return UPerNet(backbone_cfg, configs.build(UPerConfig, head), num_classes, in_channels)
 
 
+_NANO_HEAD = {"channels": 128, "aux_channels": 64}  # the published widths would be most of the model
+
 for _name in VARIANTS:
-    register(f"{_name}_upernet", partial(_build, _name), "plain VSSD with UPerHead, the paper's baseline")
+    _defaults = _NANO_HEAD if _name == "vssd_nano" else {}
+    register(f"{_name}_upernet", partial(_build, _name, _defaults), "plain VSSD with UPerHead, the paper's baseline")

@@ -36,7 +36,7 @@ from crispseg.train.setup import (
     training_set,
     validation_set,
 )
-from crispseg.train.step import Part, Stepper, autocast, kernels_without_trial, use_fast_kernels
+from crispseg.train.step import Part, Stepper, autocast, use_fast_kernels
 from crispseg.train.validate import Validation, flat_scores, validate
 from crispseg.train.watch import FiniteWatch, StopRequest, without_signals
 
@@ -209,7 +209,7 @@ class Trainer:
                 return self.stepper.model(self.stepper.normalised(images))
 
         self.stepper.model.eval()
-        with self.stepper.final_weights(), kernels_without_trial():
+        with self.stepper.final_weights():
             return validate(
                 network,
                 self.validation,

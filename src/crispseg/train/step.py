@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -39,21 +39,10 @@ def autocast(device: torch.device, precision: Precision | None) -> contextlib.Ab
 
 
 def use_fast_kernels(device: torch.device) -> None:
-    """On a GPU: the best convolution kernels by trial (all steps have one size), TF32 in float32 products."""
+    """On a GPU: TF32 in float32 products. Choosing convolution kernels by trial takes half a minute and gains nothing
+    in a step of crisp_nano."""
     if device.type == "cuda":
-        torch.backends.cudnn.benchmark = True
         torch.set_float32_matmul_precision("high")
-
-
-@contextlib.contextmanager
-def kernels_without_trial() -> Iterator[None]:
-    """For images of many sizes, where every size would be tried anew."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = False
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before
 
 
 def pixel_shares(labels: Sequence[Tensor], config: LossConfig, processes: Processes) -> Tensor:

@@ -70,6 +70,7 @@ def test_scaling(tmp_path, capsys):
         (["crisp_nan"], "did you mean 'crisp_nano'"),
         (["crisp_nano", "--relative-to", "crisp_tiny"], "unknown model to compare with 'crisp_tiny'"),
         (["ops", "crisp_nano"], "takes no model"),
+        (["ops", "--modes", "fused"], "way to run whole models"),
         (["scaling", "crisp_nano", "--batch", "2"], "--pixels instead of --batch"),
         (["scaling"], "which model"),
         (["crisp_nano:widht=8"], "did you mean 'width'"),

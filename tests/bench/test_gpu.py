@@ -23,7 +23,7 @@ def test_all_modes_of_a_model():
     settings = choose("cuda", sizes=(64,), batches=(1, 2), repeats=3, warmup=1)
     result = bench_models([TINY], settings, quiet)
     assert {(cell.mode, cell.precision, cell.status) for cell in result.cells} == {
-        (mode, precision, "ok") for mode in ("eager", "graph", "compiled") for precision in ("fp32", "bf16")
+        (mode, precision, "ok") for mode in ("eager", "graph", "compiled", "fused") for precision in ("fp32", "bf16")
     }
     for cell in result.cells:
         assert cell.peak_source == "allocator"
@@ -31,14 +31,16 @@ def test_all_modes_of_a_model():
 
 
 def test_the_operator_in_all_modes():
-    result = bench_ops(choose("cuda", sizes=(64,), batches=(1,), repeats=3, warmup=1), say=quiet)
+    result = bench_ops(
+        choose("cuda", sizes=(64,), batches=(1,), modes=("eager", "graph", "compiled"), repeats=3, warmup=1), say=quiet
+    )
     assert {cell.status for cell in result.cells} == {"ok"}
 
 
 def test_recorded_graphs_answer_alternating_inputs_and_share_memory():
     recorder = Recorder()
     runners = [
-        recorder.record(lambda x, k=k: (k * x.relu() + x.mean(),), (torch.randn(64, device="cuda"),)) for k in (2, 3)
+        recorder.replayed(lambda x, k=k: (k * x.relu() + x.mean(),), (torch.randn(64, device="cuda"),)) for k in (2, 3)
     ]
     for _ in range(3):
         for k, runner in zip((2, 3), runners, strict=True):
@@ -50,7 +52,7 @@ def test_recorded_graphs_answer_alternating_inputs_and_share_memory():
 def test_peak_memory_is_what_is_allocated():
     recorder = Recorder()
     x = torch.randn(2**20, device="cuda")  # 4 MiB; two more at a time below, the input counted
-    runner = recorder.record(lambda x: ((x + 1) * 2,), (x,))
+    runner = recorder.replayed(lambda x: ((x + 1) * 2,), (x,))
     assert runner.peak_bytes == 3 * 2**22
 
 
@@ -84,3 +86,10 @@ def test_out_of_memory_is_a_cell_of_its_own():
         for cell, function in zip(cells, functions, strict=True)
     ]
     assert [cell.status for cell in contest(entries, settings, quiet)] == ["out of memory", "ok"]
+
+
+def test_models_prepared_one_after_the_other_are_timed_with_their_own_weights():
+    """Their casts and folded copies live as long as the graphs that read them."""
+    settings = choose("cuda", sizes=(64,), batches=(1,), precisions=("bf16",), modes=("graph", "fused"), repeats=5)
+    result = bench_models([TINY, TINY.replace("state=4", "state=8"), "vssd_nano_upernet"], settings, quiet)
+    assert {cell.status for cell in result.cells} == {"ok"}

@@ -9,6 +9,7 @@ from crispseg.bench import bench_models, environment, models
 from crispseg.bench.settings import choose
 from crispseg.errors import UserError
 from crispseg.models import registry
+from crispseg.models.base import SegmentationModel
 from crispseg.models.summary import summarize
 from crispseg.ops import BACKENDS
 from tests.bench.conftest import TINY
@@ -43,6 +44,20 @@ def test_every_model_batch_precision_and_mode_has_its_cell(settings, monkeypatch
         assert cell.latency_ms.runs == 3
         assert cell.throughput == pytest.approx(1e3 * cell.batch / cell.latency_ms.median)
         assert cell.check_error <= cell.check_bound < cell.check_contrast
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_fused_model_is_checked_against_the_plain_one(settings, precision, monkeypatch):
+    chosen = dataclasses.replace(settings, modes=("fused",), precisions=(precision,))
+    (cell,) = bench_models([TINY], chosen, quiet).cells
+    assert (cell.mode, cell.status) == ("fused", "ok")
+    assert 0 < cell.check_error <= cell.check_bound
+    original = SegmentationModel.fused
+    monkeypatch.setattr(
+        SegmentationModel, "fused", lambda self, *args, **kwargs: lambda x: 1.1 * original(self, *args, **kwargs)(x)
+    )
+    (cell,) = bench_models([TINY], chosen, quiet).cells
+    assert (cell.status, cell.latency_ms) == ("wrong", None)
 
 
 def test_counts_are_those_of_the_summary(settings):

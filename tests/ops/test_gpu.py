@@ -1,13 +1,16 @@
-"""The operator and a model on a CUDA device, against the float64 reference on the CPU."""
+"""The operator and a model on a CUDA device, against the float64 reference."""
 
 import pytest
 import torch
 
 import crispseg
-from crispseg.ops import Gates, Rule, ncssd
+from crispseg.ops import BACKENDS, Gates, Rule, ncssd
 from crispseg.ops import torch as torch_path
+from crispseg.ops.gated import gated_mixer
 from tests.conftest import relative_error
-from tests.ops.test_ncssd import BOUNDS, RULES, make_gates, make_inputs
+from tests.ops.agreement import check
+from tests.ops.test_gated import in_float64, make_mixer_inputs
+from tests.ops.test_ncssd import BOUNDS, RULES, STEPS, make_gates, make_inputs
 
 pytestmark = [
     pytest.mark.gpu,
@@ -15,29 +18,121 @@ pytestmark = [
 ]
 
 
+needs_triton = pytest.mark.skipif("triton" not in BACKENDS, reason="needs triton")
+FOLDING = [r for r in RULES if r.residual_readout == "row"]
+# batch, tokens, heads, P, N: the stages of CRISP-tiny, -micro, -nano and -base; and odd ones
+SIZES = [
+    (2, 4096, 4, 64, 64),
+    (2, 1024, 8, 64, 64),
+    (3, 256, 16, 64, 64),
+    (2, 1000, 2, 48, 48),
+    (1, 2000, 1, 64, 32),
+    (1, 300, 24, 64, 64),
+    (5, 17, 3, 5, 7),
+    (1, 33, 1, 128, 128),
+]
+
+
+@pytest.mark.parametrize("backend", [None, "torch"])
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 @pytest.mark.parametrize("scale", [1.0, 1e3])
-@pytest.mark.parametrize("length", [1, 997, 40000])
-@pytest.mark.parametrize("rule", [r for r in RULES if r.residual_readout == "row"], ids=str)
-def test_forward_and_gradients(dtype, scale, length, rule):
-    inputs, values = make_inputs(length=length, dtype=dtype, scale=scale, heads=2, width=32, state=16)
-    wide = [x.double().requires_grad_() for x in (*inputs, *values)]
-    truth = ncssd(*wide[:5], Gates(*wide[5:]), rule, backend="reference")
-    weight = torch.randn_like(truth) / truth.detach().norm()
-    truth_grads = torch.autograd.grad((truth * weight).sum(), wide)
+@pytest.mark.parametrize("length", [1, 997])
+@pytest.mark.parametrize("rule", FOLDING, ids=str)
+def test_forward_and_gradients(backend, dtype, scale, length, rule):
+    check(ncssd, *make_inputs(8, length, 4, 32, 16, dtype, scale), rule, device="cuda", backend=backend)
 
-    moved = [x.cuda().requires_grad_() for x in (*inputs, *values)]
-    result = ncssd(*moved[:5], Gates(*moved[5:]), rule)
-    assert relative_error(result.cpu(), truth) < BOUNDS[dtype]
-    grads = torch.autograd.grad((result * weight.cuda().float()).sum(), moved)
-    for name, found, expected in zip(
-        ("v", "b", "c", "rho", "d", "g", "omega", "s", "t"), grads, truth_grads, strict=True
-    ):
-        if found.dtype == torch.float16 and expected.abs().max() < 1e-4:
-            continue  # below float16's range: mixed-precision training scales its loss for this reason
-        if (found.cpu().double() - expected).norm() < 1e-6:
-            continue  # the mean's gates have no gradient at all with a single token
-        assert relative_error(found.cpu(), expected) < max(BOUNDS[dtype], 1e-4), name
+
+@needs_triton
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+@pytest.mark.parametrize("length", [16384, 262144])
+def test_long_images(dtype, length):
+    check(ncssd, *make_inputs(1, length, 2, 64, 64, dtype), Rule(), device="cuda", backend="triton")
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_sizes_of_the_networks(dtype, sizes):
+    check(ncssd, *make_inputs(*sizes, dtype), Rule(), device="cuda", backend="triton")
+
+
+@needs_triton
+@pytest.mark.parametrize("steps", STEPS, ids=str)
+def test_steps_on_and_off(steps):
+    check(ncssd, *make_inputs(2, 600, 2, 64, 64, torch.bfloat16), Rule(), steps, device="cuda", backend="triton")
+
+
+@needs_triton
+def test_triton_is_chosen_where_it_can_be():
+    inputs, values = make_inputs(length=50, dtype=torch.float32)
+    moved, gates = [x.cuda() for x in inputs], make_gates([x.cuda() for x in values])
+    assert torch.equal(ncssd(*moved, gates), ncssd(*moved, gates, backend="triton"))
+    unfolded = Rule(residual_readout="unnormalized")
+    assert torch.equal(ncssd(*moved, gates, unfolded), ncssd(*moved, gates, unfolded, backend="torch"))
+    wide, wide_gates = [x.double() for x in moved], make_gates([x.double().cuda() for x in values])
+    assert torch.equal(ncssd(*wide, wide_gates), ncssd(*wide, wide_gates, backend="torch"))
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+def test_views_and_a_strided_gradient(dtype):
+    def function(*inputs_gates_rule, backend):
+        *tensors, gates, rule = inputs_gates_rule
+        turned = [x.movedim(1, -1).contiguous().movedim(-1, 1) for x in tensors[:4]]
+        return ncssd(*turned, tensors[4], gates, rule, backend).movedim(1, -1).contiguous().movedim(-1, 1)
+
+    check(function, *make_inputs(2, 500, 2, 64, 64, dtype), Rule(), device="cuda", backend="triton")
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_compiled_with_gradients(dtype):
+    inputs, values = make_inputs(2, 700, 2, 64, 64, dtype)
+    leaves = [x.cuda().requires_grad_() for x in (*inputs, *values)]
+
+    def function(*tensors):
+        return (2 * ncssd(*tensors[:5], Gates(*tensors[5:]), backend="triton")).square().mean()
+
+    torch.compiler.reset()
+    compiled = torch.compile(function, fullgraph=True)
+    found = torch.autograd.grad(compiled(*leaves), leaves)
+    expected = torch.autograd.grad(function(*leaves), leaves)
+    for f, e in zip(found, expected, strict=True):
+        assert relative_error(f, e) < (1e-5 if dtype == torch.float32 else 1e-2)
+
+
+@needs_triton
+@pytest.mark.parametrize("rule", FOLDING, ids=str)
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+@pytest.mark.parametrize("sizes", [(2, 997, 2, 64, 64), (1, 256, 16, 64, 64), (1, 1, 4, 48, 48)], ids=str)
+def test_gated_mixer(rule, dtype, sizes):
+    batch, length, *others = sizes
+    tensors, values = make_mixer_inputs(length, batch, *others, dtype, device="cuda")
+    truth = in_float64(tensors, values, rule)
+    with torch.no_grad():
+        result = gated_mixer(*tensors[:6], make_gates(values), rule, *tensors[6:], backend="triton")
+    assert result.dtype == dtype
+    assert relative_error(result, truth) < BOUNDS[dtype]
+
+
+@needs_triton
+def test_a_recorded_graph_replays_on_new_inputs():
+    tensors, values = make_mixer_inputs(500, 1, 2, 64, 64, torch.bfloat16, device="cuda")
+
+    def run(xbc):
+        return gated_mixer(xbc, *tensors[1:6], make_gates(values), Rule(), *tensors[6:], backend="triton")
+
+    place = tensors[0].clone()
+    with torch.no_grad():
+        run(place)  # compiles the kernels
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            kept = run(place)
+        for _ in range(2):
+            place.copy_(torch.randn_like(place))
+            graph.replay()
+            assert torch.equal(kept, run(place))
 
 
 def test_chunked_equals_whole():

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from crispseg import config as configs
+from crispseg import ops
 from crispseg.bench import specs
 from crispseg.bench.check import NETWORK_BOUNDS, OPERATOR_BOUNDS
 from crispseg.bench.contest import Entry, Say, contest, what_happened
@@ -120,7 +121,8 @@ def _model_entries(
         refused=_refusal(model, precision, operator),
     )
     for mode in settings.modes:
-        yield dataclasses.replace(entry, cell=dataclasses.replace(entry.cell, mode=mode))
+        make = _fused_maker(model, precision) if mode == "fused" else entry.make
+        yield dataclasses.replace(entry, make=make, cell=dataclasses.replace(entry.cell, mode=mode))
 
 
 def _facts(model: SegmentationModel, size: int, batch: int, settings: Settings) -> dict[str, Any]:
@@ -138,9 +140,10 @@ def _facts(model: SegmentationModel, size: int, batch: int, settings: Settings) 
 
 
 def _truth(model: SegmentationModel, images: Tensor) -> Tensors:
-    """The model's own float32 eager output."""
+    """The model's own float32 eager output, without any kernel of ours."""
     images_at_once = max(1, _TRUTH_PIXELS // (images.shape[-1] * images.shape[-2]))
-    return (torch.cat([model(part) for part in images.split(images_at_once)]),)
+    with ops.only("torch"):
+        return (torch.cat([model(part) for part in images.split(images_at_once)]),)
 
 
 def _as_input(images: Tensor, precision: str, settings: Settings) -> Tensor:
@@ -160,6 +163,16 @@ def _maker(cast: Callable[[], SegmentationModel], precision: str, settings: Sett
                 return (model(images),)
 
         return run if autocast else lambda images: (model(images),)
+
+    return make
+
+
+def _fused_maker(model: SegmentationModel, precision: str) -> Make:
+    """Casts its weights itself; the graph is recorded by the same code as the other modes'."""
+
+    def make(compile_it: bool) -> Function:
+        network = model.fused(DTYPES[precision], graphs=False)
+        return lambda images: (network(images),)
 
     return make
 

@@ -36,12 +36,16 @@ def bench_ops(
     with switches(settings):
         for stage, size, batch in places:
             for precision in settings.precisions:
-                entries = _entries(tuple(backends or BACKENDS), stage, size, batch, precision, settings)
+                entries = _entries(backends or _usable(settings), stage, size, batch, precision, settings)
                 cells = contest(entries, settings, say)
                 result = dataclasses.replace(result, cells=(*result.cells, *map(_with_bandwidth, cells)))
                 if keep is not None:
                     keep(result)
     return result
+
+
+def _usable(settings: Settings) -> list[str]:
+    return [name for name in BACKENDS if name != "triton" or settings.on_cuda]
 
 
 def _entries(
@@ -52,7 +56,7 @@ def _entries(
         inputs = functools.cache(functools.partial(_inputs, shape, precision, direction, settings))
         truths = functools.cache(functools.partial(_truths, shape, direction, inputs))
         for backend in backends:
-            for mode in settings.modes:
+            for mode in (mode for mode in settings.modes if mode != "fused"):  # which is for whole networks
                 cell = OperatorCell(
                     backend=backend,
                     direction=direction,

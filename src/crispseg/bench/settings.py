@@ -50,7 +50,7 @@ def choose(device: str | None = None, **given: Any) -> Settings:
         "sizes": (512,),
         "batches": (1, 16) if cuda else (1,),
         "precisions": ("fp32", "bf16") if cuda else ("fp32",),
-        "modes": ("eager", "graph", "compiled") if cuda else ("eager", "compiled"),
+        "modes": ("eager", "graph", "compiled", "fused") if cuda else ("eager", "compiled", "fused"),
         "repeats": 30 if cuda else 10,
         "warmup": 10 if cuda else 1,
         "threads": torch.get_num_threads(),
@@ -79,7 +79,9 @@ def _check_names(settings: Settings) -> None:
             if name not in known:
                 raise unknown(what, name, known)
     if "graph" in settings.modes and not settings.on_cuda:
-        raise UserError("mode 'graph' records CUDA graphs, which the CPU does not have; use --modes eager compiled")
+        raise UserError(
+            "mode 'graph' records CUDA graphs, which the CPU does not have; use --modes eager compiled fused"
+        )
 
 
 def _check_numbers(settings: Settings) -> None:

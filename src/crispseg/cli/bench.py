@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--sizes", type=int, nargs="+", metavar="N", help="image sides in pixels (default 512)")
     add("--batch", type=int, nargs="+", metavar="N", help="images at a time (default 1; on CUDA 1 and 16)")
     add("--precision", nargs="+", metavar="P", help="fp32, bf16, fp16 (default fp32; on CUDA fp32 and bf16)")
-    add("--modes", nargs="+", metavar="MODE", help="eager, graph (CUDA only), compiled (default all there are)")
+    add("--modes", nargs="+", metavar="MODE", help="eager, graph (CUDA only), compiled, fused (default all there are)")
     add("--device", help="cpu or cuda (default cuda where there is one)")
     add("--out", default="runs/bench", metavar="DIR", help="where results go (default %(default)s)")
     add("--relative-to", metavar="MODEL[@MODE]", help="add ratios to this model's figures, in the same or that mode")
@@ -120,18 +120,32 @@ def _settings(args: argparse.Namespace, action: str) -> Any:
     }
     if action == "scaling":
         given |= _scaling_defaults(args)
+    if action == "ops":
+        given["modes"] = _operator_modes(args)
     return choose(args.device, **given)
+
+
+def _on_cuda(args: argparse.Namespace) -> bool:
+    import torch
+
+    return (args.device or ("cuda" if torch.cuda.is_available() else "cpu")).startswith("cuda")
+
+
+def _operator_modes(args: argparse.Namespace) -> list[str]:
+    from crispseg.errors import UserError
+
+    if "fused" in (args.modes or ()):
+        raise UserError("mode 'fused' is a way to run whole models; crisp bench ops has eager, graph and compiled")
+    return args.modes or (["eager", "graph", "compiled"] if _on_cuda(args) else ["eager", "compiled"])
 
 
 def _scaling_defaults(args: argparse.Namespace) -> dict[str, Any]:
     """One precision and mode unless told: it is the sizes that are compared."""
-    import torch
-
     from crispseg.errors import UserError
 
     if args.batch:
         raise UserError("crisp bench scaling chooses the batch by the size; give --pixels instead of --batch")
-    cuda = (args.device or ("cuda" if torch.cuda.is_available() else "cpu")).startswith("cuda")
+    cuda = _on_cuda(args)
     return {
         "sizes": args.sizes or ([256, 512, 1024, 2048, 4096] if cuda else [256, 512, 1024]),
         "precisions": args.precision or (["bf16"] if cuda else ["fp32"]),

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from crispseg.fused.model import Fused
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,3 +54,13 @@ class SegmentationModel(nn.Module):
         from crispseg.models.folder import save
 
         save(self, folder)
+
+    def fused(self, precision: torch.dtype | None = None, graphs: bool = True) -> Fused:
+        """The same function for evaluation, as fast as the device allows; see docs/speed.md.
+
+        precision: torch.float32, torch.bfloat16 or torch.float16; the model's own unless told. graphs: on CUDA, record
+        a graph for each shape of image and replay it. Later changes to this model's weights are not seen.
+        """
+        from crispseg.fused.model import fuse
+
+        return fuse(self, precision, graphs)

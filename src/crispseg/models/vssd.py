@@ -20,6 +20,7 @@ from crispseg.errors import UserError, unknown
 from crispseg.models.dco import DCO, DCOConfig, dco_config
 from crispseg.models.layers import ConvNorm, DropPath, to_channels_first, to_channels_last
 from crispseg.ops import Fusion, Gates, Rule, ncssd
+from crispseg.ops.depthwise import depthwise3x3, depthwise3x3_norm
 from crispseg.ops.spec import widened
 
 
@@ -97,7 +98,7 @@ class NCSSDMixer(nn.Module):
         return self.out_proj(y.to(z.dtype).reshape(z.shape) * z)
 
     def convolve(self, xbc: Tensor) -> Tensor:
-        return functional.silu(to_channels_last(self.conv2d(to_channels_first(xbc))))
+        return depthwise3x3(xbc, self.conv2d.weight, self.conv2d.bias, activation="silu")
 
     def forward(self, x: Tensor) -> Tensor:
         z, xbc, dt = self.project(x)
@@ -143,10 +144,10 @@ class Block(nn.Module):
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + to_channels_last(self.cpe1(to_channels_first(x)))
-        x = x + self.drop_path(self.attn(self.norm1(x)))
-        x = x + to_channels_last(self.cpe2(to_channels_first(x)))
-        return x + self.drop_path(self.mlp(self.norm2(x)))
+        x, normed = _position_and_norm(x, self.cpe1, self.norm1)
+        x = x + self.drop_path(self.attn(normed))
+        x, normed = _position_and_norm(x, self.cpe2, self.norm2)
+        return x + self.drop_path(self.mlp(normed))
 
 
 class Stem(nn.Module):
@@ -176,7 +177,11 @@ class Downsample(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        return to_channels_last(self.conv(to_channels_first(x)))
+        widen, halve, narrow = self.conv
+        x = to_channels_last(widen(to_channels_first(x)))
+        assert isinstance(halve, ConvNorm)
+        x = depthwise3x3(x, halve.conv.weight, halve.conv.bias, activation="relu", stride=2)
+        return to_channels_last(narrow(to_channels_first(x)))
 
 
 class Stage(nn.Module):
@@ -241,6 +246,11 @@ def create_backbone(name: str, in_channels: int = 3, **options: Any) -> VSSD:
 
 def list_backbones() -> list[str]:
     return list(VARIANTS)
+
+
+def _position_and_norm(x: Tensor, conv: nn.Conv2d, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
+    """The map plus its convolution, which lets tokens know where they are, and the LayerNorm of that."""
+    return depthwise3x3_norm(x, conv.weight, conv.bias, norm.weight, norm.bias, norm.eps)
 
 
 def _initial_dt_bias(heads: int, low: float = 1e-3, high: float = 1e-1, floor: float = 1e-4) -> Tensor:

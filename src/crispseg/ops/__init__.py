@@ -6,10 +6,14 @@ the states, sum the queries, then `read_out` each piece; the result is the whole
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from torch import Tensor
+from torch import version as _version
+from torch.compiler import is_exporting
 
 from crispseg.errors import unknown
 from crispseg.ops import reference as _reference
@@ -38,15 +42,26 @@ __all__ = [
     "add_query_sums",
     "add_states",
     "ncssd",
+    "only",
     "query_sums",
     "read_out",
 ]
 
 Backend = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Gates, Rule], Tensor]
 
-# Best first; a faster backend goes in front, with a test of whether it can take the given tensors.
+# Those that are installed, best first.
 BACKENDS: dict[str, Backend] = {"torch": _torch.ncssd, "reference": _reference.ncssd}
 ENVIRONMENT_VARIABLE = "CRISPSEG_OPS_BACKEND"
+
+# Triton's kernels need torch built for CUDA, or its interpreter. They are imported here and not on first use, because
+# a compiler that traces `ncssd` must find them.
+_HAS_TRITON = importlib.util.find_spec("triton") is not None and (
+    _version.cuda is not None or os.environ.get("TRITON_INTERPRET") == "1"
+)
+if _HAS_TRITON:
+    from crispseg.ops import triton as _triton
+
+    BACKENDS = {"triton": _triton.ncssd, **BACKENDS}
 
 
 def ncssd(
@@ -63,12 +78,38 @@ def ncssd(
 
     v: values (B, L, H, P). b, c: keys and queries before their feature map (B, L, N). rho: positive gain per token
     and head (B, L, H). d: skip per head (H,). gates: DCO's, each step off where None. `backend` (or the environment
-    variable CRISPSEG_OPS_BACKEND) forces one of BACKENDS; otherwise the best that is available is taken.
+    variable CRISPSEG_OPS_BACKEND) forces one of BACKENDS; otherwise the best that takes these tensors is taken.
 
     The result is float32 for half-precision tokens because in raw fusion it grows with the number of tokens; a
     LayerNorm follows it in the network.
     """
-    name = backend or os.environ.get(ENVIRONMENT_VARIABLE) or "torch"
-    if name not in BACKENDS:
-        raise unknown("operator backend", name, BACKENDS)
+    name = forced_backend(backend)
+    if name is None:
+        name = "triton" if _triton_takes(v, b, c, rho, d, gates, rule) else "torch"
     return BACKENDS[name](v, b, c, rho, d, gates, rule)
+
+
+def forced_backend(name: str | None) -> str | None:
+    """The backend asked for by argument or environment variable; an unknown one is the user's mistake."""
+    name = name or os.environ.get(ENVIRONMENT_VARIABLE)
+    if name and name not in BACKENDS:
+        raise unknown("operator backend", name, BACKENDS)
+    return name or None
+
+
+@contextlib.contextmanager
+def only(name: str) -> Iterator[None]:
+    """Within the block every operator of this room runs on that backend: "torch" is the plain formulas."""
+    before = os.environ.get(ENVIRONMENT_VARIABLE)
+    os.environ[ENVIRONMENT_VARIABLE] = name
+    try:
+        yield
+    finally:
+        os.environ.pop(ENVIRONMENT_VARIABLE)
+        if before is not None:
+            os.environ[ENVIRONMENT_VARIABLE] = before
+
+
+def _triton_takes(v: Tensor, b: Tensor, c: Tensor, rho: Tensor, d: Tensor, gates: Gates, rule: Rule) -> bool:
+    # An exported program must run where these kernels are not installed.
+    return _HAS_TRITON and v.is_cuda and not is_exporting() and _triton.supports(v, b, c, rho, d, gates, rule)

@@ -1,0 +1,86 @@
+"""What the fused networks are made of: packed weights, and products that end in a bias and an activation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from crispseg.models.layers import to_channels_first, to_channels_last
+from crispseg.ops.resizing import add_bias_
+
+ALIGNMENT = 8  # widths of matrix products are multiples of it: others take a slow path in half precision
+
+
+class Packed(nn.Module):
+    """A module whose weights are buffers, made from a model's float64 weights and laid out in memory as these are."""
+
+    def keep(self, dtype: torch.dtype, **tensors: Tensor | None) -> None:
+        for name, tensor in tensors.items():
+            self.register_buffer(name, None if tensor is None else tensor.detach().to(dtype), persistent=False)
+
+
+class Product(Packed):
+    """x @ weight.T + bias for x (..., in), in one kernel with its ReLU if it has one."""
+
+    weight: Tensor  # (in, out), a view of (out, in)
+    bias: Tensor
+
+    def __init__(self, weight: Tensor, bias: Tensor, dtype: torch.dtype, relu: bool = False) -> None:
+        super().__init__()
+        self.relu = relu
+        self.keep(dtype, weight=weight.contiguous().t(), bias=bias)
+
+    @classmethod
+    def of(cls, layer: Any, dtype: torch.dtype, relu: bool = False) -> Product:
+        """What a linear layer or a 1x1 convolution computes."""
+        return cls(layer.weight.flatten(1), layer.bias, dtype, relu)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        y = linear_relu(rows, self.weight, self.bias) if self.relu else torch.addmm(self.bias, rows, self.weight)
+        return y.view(*x.shape[:-1], -1)
+
+
+def linear_relu(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """relu(rows (n, in) @ weight (in, out) + bias)."""
+    if rows.is_cuda:
+        return torch._addmm_activation(bias, rows, weight)
+    return torch.addmm(bias, rows, weight).relu_()
+
+
+def linear_gelu(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """gelu(rows (n, in) @ weight (in, out) + bias).
+
+    cuBLAS ends a product in the tanh form of GELU, at most 5e-4 from the exact one: less than half precision rounds.
+    """
+    if rows.is_cuda and rows.dtype in (torch.bfloat16, torch.float16):
+        return torch._addmm_activation(bias, rows, weight, use_gelu=True)
+    return functional.gelu(torch.addmm(bias, rows, weight))
+
+
+def convolve(
+    x: Tensor, weight: Tensor, bias: Tensor, stride: int = 1, residual: Tensor | None = None, relu: bool = False
+) -> Tensor:
+    """A convolution of x (B, H, W, C) with "same" padding, its bias, residual and ReLU in one more pass.
+
+    torch.cudnn_convolution_relu would do without that pass, but hands cuDNN its unwritten output as a summand of
+    weight zero, and what was in that memory may not have been finite.
+    """
+    y = functional.conv2d(to_channels_first(x), weight, None, stride, weight.shape[-1] // 2)
+    return add_bias_(to_channels_last(y), bias, residual, relu)
+
+
+def channels_last(weight: Tensor) -> Tensor:
+    return weight.contiguous(memory_format=torch.channels_last)
+
+
+def aligned(width: int) -> int:
+    return -(-width // ALIGNMENT) * ALIGNMENT
+
+
+def padded(rows: Tensor, count: int) -> Tensor:
+    """Rows of zeros added at the end, up to `count`."""
+    return functional.pad(rows, (0, 0) * (rows.dim() - 1) + (0, count - rows.shape[0]))

@@ -1,0 +1,34 @@
+"""What maps are finished with, channels last: a convolution's bias, residual and ReLU, or a coarser map added.
+
+Inference only. Every function is its formula in plain torch; on CUDA a Triton kernel takes its place.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional
+
+from crispseg.ops.attend import kernels_apply
+
+
+def resize_add(finer: Tensor, coarser: Tensor) -> Tensor:
+    """finer (B, H, W, C) + coarser (B, h, w, C) resized to (H, W), pixel centres kept."""
+    if kernels_apply(finer, coarser):
+        from crispseg.ops import resizing_kernels
+
+        return resizing_kernels.resize_add(finer, coarser)
+    resized = functional.interpolate(
+        coarser.permute(0, 3, 1, 2), size=finer.shape[1:3], mode="bilinear", align_corners=False
+    )
+    return finer + resized.permute(0, 2, 3, 1)
+
+
+def add_bias_(x: Tensor, bias: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
+    """x (B, H, W, C) + bias (+ residual), through a ReLU if asked for, in place."""
+    if kernels_apply(x, bias) and x.is_contiguous() and (residual is None or residual.is_contiguous()):
+        from crispseg.ops import resizing_kernels
+
+        return resizing_kernels.add_bias_(x, bias, residual, relu)
+    x = x.add_(bias)
+    x = x if residual is None else x.add_(residual)
+    return x.relu_() if relu else x

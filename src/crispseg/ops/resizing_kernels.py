@@ -1,0 +1,86 @@
+"""Triton kernels of `resizing.py`."""
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _between(index, scale, size):
+    """Where a finer index falls among `size` coarser ones: the two neighbours and the weight of the second."""
+    place = tl.maximum((index.to(tl.float32) + 0.5) * scale - 0.5, 0.0)
+    low = tl.minimum(place.to(tl.int32), size - 1)
+    return low, tl.minimum(low + 1, size - 1), place - low.to(tl.float32)
+
+
+@triton.jit
+def _resize_add_kernel(
+    finer, coarser, out, pixels, fine_h, fine_w, coarse_h, coarse_w, channels, scale_y, scale_x,
+    PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
+    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    inside = (pixel[:, None] < pixels) & (channel[None, :] < channels)
+    image = (pixel // (fine_h * fine_w)).to(tl.int64)
+    top, bottom, down = _between(pixel // fine_w % fine_h, scale_y, coarse_h)
+    left, right, along = _between(pixel % fine_w, scale_x, coarse_w)
+    upper, lower = (image * coarse_h + top) * coarse_w, (image * coarse_h + bottom) * coarse_w
+
+    a = tl.load(coarser + (upper + left)[:, None] * channels + channel[None, :], mask=inside, other=0.0)
+    b = tl.load(coarser + (upper + right)[:, None] * channels + channel[None, :], mask=inside, other=0.0)
+    c = tl.load(coarser + (lower + left)[:, None] * channels + channel[None, :], mask=inside, other=0.0)
+    d = tl.load(coarser + (lower + right)[:, None] * channels + channel[None, :], mask=inside, other=0.0)
+    along, down = along[:, None], down[:, None]
+    above = a.to(tl.float32) * (1 - along) + b.to(tl.float32) * along
+    below = c.to(tl.float32) * (1 - along) + d.to(tl.float32) * along
+    places = pixel[:, None].to(tl.int64) * channels + channel[None, :]
+    own = tl.load(finer + places, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + places, own + above * (1 - down) + below * down, mask=inside)
+
+
+def resize_add(finer: Tensor, coarser: Tensor) -> Tensor:
+    finer, coarser = finer.contiguous(), coarser.contiguous()
+    batch, height, width, channels = finer.shape
+    coarse_h, coarse_w = coarser.shape[1:3]
+    out = torch.empty_like(finer)
+    block = min(128, triton.next_power_of_2(channels))
+    pixels = max(1, 2048 // block)
+    count = batch * height * width
+    _resize_add_kernel[(triton.cdiv(count, pixels), triton.cdiv(channels, block))](
+        finer, coarser, out, count, height, width, coarse_h, coarse_w, channels, coarse_h / height, coarse_w / width,
+        PIXELS=pixels, CHANNELS=block, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _bias_kernel(
+    x, bias, residual, pixels, channels,
+    WITH_RESIDUAL: tl.constexpr, RELU: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
+    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    inside = (pixel[:, None] < pixels) & (channel[None, :] < channels)
+    places = pixel[:, None].to(tl.int64) * channels + channel[None, :]
+    value = tl.load(x + places, mask=inside, other=0.0).to(tl.float32)
+    value += tl.load(bias + channel, mask=channel < channels, other=0.0).to(tl.float32)[None, :]
+    if WITH_RESIDUAL:
+        value += tl.load(residual + places, mask=inside, other=0.0).to(tl.float32)
+    if RELU:
+        value = tl.maximum(value, 0.0)
+    tl.store(x + places, value, mask=inside)
+
+
+def add_bias_(x: Tensor, bias: Tensor, residual: Tensor | None, relu: bool) -> Tensor:
+    channels = x.shape[-1]
+    block = min(256, triton.next_power_of_2(channels))
+    rows, pixels = 4096 // block, x.numel() // channels
+    _bias_kernel[(triton.cdiv(pixels, rows), triton.cdiv(channels, block))](
+        x, bias, x if residual is None else residual, pixels, channels,
+        WITH_RESIDUAL=residual is not None, RELU=relu, PIXELS=rows, CHANNELS=block, num_warps=4,
+    )  # fmt: skip
+    return x

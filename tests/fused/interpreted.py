@@ -1,0 +1,132 @@
+"""The head's kernels through Triton's interpreter, against the formulas in float64.
+
+Run by tests/ops/test_attend.py in a process of its own, since the interpreter is chosen when Triton is imported.
+"""
+
+import pytest
+import torch
+
+from crispseg.ops import attend, attend_kernels, matching, matching_kernels, resizing, resizing_kernels
+from tests.conftest import relative_error
+
+BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-2}
+DTYPES = list(BOUNDS)
+PRODUCTS = [torch.float32, torch.float16]  # the interpreter multiplies bfloat16 matrices as if they were integers
+
+
+def agree(kernel, formula, tensors, *rest):
+    """The kernel in the tensors' precision, the formula in float64."""
+    truth = formula(*(x.double() for x in tensors), *rest)
+    found = kernel(*tensors, *rest)
+    assert found.shape == truth.shape
+    assert relative_error(found, truth) < BOUNDS[tensors[0].dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(1, 6, 24), (3, 1, 40), (2, 700, 5)])
+def test_add_norm(shape, dtype):
+    x, y = torch.randn(2, *shape).to(dtype)
+    weight, bias = torch.randn(2, shape[-1]).to(dtype)
+    agree(attend_kernels.add_norm, attend.add_norm, (x, y, weight, bias), 1e-5)
+
+
+@pytest.mark.parametrize("dtype", PRODUCTS, ids=str)
+@pytest.mark.parametrize(("batch", "tokens", "heads", "width"), [(1, 6, 8, 8), (2, 1, 2, 5), (1, 33, 3, 20)])
+def test_attend_few(batch, tokens, heads, width, dtype):
+    wider = torch.randn(batch, tokens, 3 * heads * width + 7).to(dtype)
+    agree(lambda x: attend_kernels.attend_few(x, heads), lambda x: attend.attend_few(x, heads), (wider[..., 7:],))
+
+
+@pytest.mark.parametrize("dtype", PRODUCTS, ids=str)
+@pytest.mark.parametrize(
+    ("batch", "tokens", "heads", "width", "length"),
+    [(1, 6, 8, 32, 150), (2, 3, 2, 20, 1), (1, 32, 3, 16, 70), (3, 1, 1, 16, 65)],
+)
+def test_tokens_attend_pixels(batch, tokens, heads, width, length, dtype):
+    queries = torch.randn(batch, tokens, heads * width + 8)[..., 8:].unflatten(-1, (heads, width)).to(dtype)
+    pixels = torch.randn(batch, length, width).to(dtype)
+    agree(attend_kernels.tokens_attend_pixels, attend.tokens_attend_pixels, (queries, pixels))
+
+
+@pytest.mark.parametrize("dtype", PRODUCTS, ids=str)
+@pytest.mark.parametrize(
+    ("batch", "tokens", "heads", "width", "length"),
+    [(1, 6, 8, 32, 100), (2, 3, 2, 20, 1), (1, 32, 3, 16, 17), (3, 1, 1, 16, 65), (1, 5, 6, 48, 70)],
+)
+def test_pixels_attend_tokens(batch, tokens, heads, width, length, dtype):
+    size = heads * width
+    packed = torch.randn(batch, tokens, 2 * size + heads + 3).to(dtype)
+    keys, values, added, _ = packed.split([size, size, heads, 3], dim=-1)
+    keys, values = keys.unflatten(-1, (heads, width)) / width**0.5, values.unflatten(-1, (heads, width))
+    pixels = torch.randn(batch, length, width).to(dtype)
+    bias, weight, shift = torch.randn(3, width).to(dtype)
+    tensors = (pixels, keys, added, values, bias, weight, shift)
+    agree(attend_kernels.pixels_attend_tokens, attend.pixels_attend_tokens, tensors, 1e-5)
+
+
+def test_attention_with_scores_far_apart():
+    """Every pixel has one token and every token one pixel that wins by hundreds."""
+    queries, pixels = 100 * torch.randn(1, 4, 2, 16), torch.randn(1, 90, 16)
+    agree(attend_kernels.tokens_attend_pixels, attend.tokens_attend_pixels, (queries, pixels))
+    keys, added, values = 100 * torch.randn(1, 4, 2, 16), 500 * torch.randn(1, 4, 2), torch.randn(1, 4, 2, 16)
+    norm = (torch.randn(16), torch.randn(16), torch.randn(16))
+    tensors = (pixels, keys, added, values, *norm)
+    agree(attend_kernels.pixels_attend_tokens, attend.pixels_attend_tokens, tensors, 1e-5)
+
+
+@pytest.mark.parametrize("dtype", PRODUCTS, ids=str)
+@pytest.mark.parametrize(
+    ("batch", "classes", "count", "width", "length"),
+    [(1, 6, 3, 32, 100), (2, 1, 1, 20, 1), (1, 32, 5, 16, 33), (3, 7, 2, 16, 65)],
+)
+@pytest.mark.parametrize("scale", [1.0, 1e3])
+def test_best_cosines(batch, classes, count, width, length, scale, dtype):
+    descriptors = (scale * torch.randn(batch, length, width)).to(dtype)
+    prototypes = (scale * torch.randn(batch, classes, count, width)).to(dtype)
+    agree(matching_kernels.best_cosines, matching.best_cosines, (descriptors, prototypes), 10.0)
+
+
+@pytest.mark.parametrize("dtype", PRODUCTS, ids=str)
+@pytest.mark.parametrize(
+    ("batch", "classes", "groups", "inner", "outer"), [(1, 6, 6, 40, 50), (3, 5, 1, 16, 33), (20, 2, 2, 70, 8)]
+)
+@pytest.mark.parametrize("relu", [False, True])
+def test_grouped_product(batch, classes, groups, inner, outer, relu, dtype):
+    x, weight = torch.randn(batch, classes, inner), torch.randn(groups, inner, outer)
+    tensors = [t.to(dtype) for t in (x, weight, torch.randn(groups, outer))]
+    agree(matching_kernels.grouped_product, matching.grouped_product, tensors, relu)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(1, 1, 8), (2, 300, 40), (3, 7, 18)])
+def test_max_and_mean(shape, dtype):
+    agree(matching_kernels.max_and_mean, matching.max_and_mean, (torch.randn(shape).to(dtype) + 0.5,))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("batch", "classes", "count", "width"), [(1, 6, 4, 24), (3, 1, 1, 8), (2, 3, 5, 40)])
+def test_mix_candidates(batch, classes, count, width, dtype):
+    logits, bank = torch.randn(batch, classes * count).to(dtype), torch.randn(classes, count, width).to(dtype)
+    agree(matching_kernels.mix_candidates, matching.mix_candidates, (logits, bank))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("fine", "coarse"), [((16, 16), (8, 8)), ((1, 1), (1, 1)), ((5, 33), (3, 17)), ((9, 1), (5, 1)), ((7, 12), (2, 3))]
+)
+def test_resize_add(fine, coarse, dtype):
+    finer, coarser = torch.randn(2, *fine, 20).to(dtype), torch.randn(2, *coarse, 20).to(dtype)
+    agree(resizing_kernels.resize_add, resizing.resize_add, (finer, coarser))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("with_residual", [False, True])
+def test_add_bias(with_residual, relu, dtype):
+    x, residual = torch.randn(2, 2, 5, 33, 12).to(dtype)
+    bias = torch.randn(12).to(dtype)
+    truth = x.double() + bias.double() + (residual.double() if with_residual else 0)
+    truth = truth.relu() if relu else truth
+    for function in (resizing_kernels.add_bias_, resizing.add_bias_):
+        found = function(x.clone(), bias, residual if with_residual else None, relu)
+        assert relative_error(found, truth) < BOUNDS[dtype]

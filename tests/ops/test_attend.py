@@ -1,0 +1,95 @@
+"""The formulas against loops written out; the kernels through Triton's interpreter."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from crispseg.ops.attend import add_norm, attend_few, pixels_attend_tokens, tokens_attend_pixels
+from crispseg.ops.resizing import add_bias_, resize_add
+
+ROOT = Path(__file__).parents[2]
+
+
+def draw(*shape):
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def normed(x, weight, bias, eps):
+    return (x - x.mean()) / torch.sqrt(((x - x.mean()) ** 2).mean() + eps) * weight + bias
+
+
+def test_add_norm():
+    x, y, weight, bias = draw(2, 3, 8), draw(2, 3, 8), draw(8), draw(8)
+    found = add_norm(x, y, weight, bias, 1e-3)
+    for b in range(2):
+        for t in range(3):
+            torch.testing.assert_close(found[b, t], normed(x[b, t] + y[b, t], weight, bias, 1e-3))
+
+
+def test_attend_few():
+    qkv = draw(2, 5, 3 * 3 * 4)
+    found = attend_few(qkv, heads=3)
+    for b in range(2):
+        for h in range(3):
+            q, k, v = (qkv[b, :, part * 12 + h * 4 : part * 12 + h * 4 + 4] for part in range(3))
+            expected = torch.softmax(q @ k.T / 2, -1) @ v
+            torch.testing.assert_close(found[b, :, h * 4 : h * 4 + 4], expected)
+
+
+def test_tokens_attend_pixels():
+    queries, pixels = draw(2, 3, 2, 6), draw(2, 7, 6)
+    found = tokens_attend_pixels(queries, pixels)
+    for b in range(2):
+        for t in range(3):
+            for h in range(2):
+                weights = torch.softmax(pixels[b] @ queries[b, t, h], 0)
+                torch.testing.assert_close(found[b, t, h], (weights[:, None] * pixels[b]).sum(0))
+
+
+def test_pixels_attend_tokens():
+    pixels, keys, values, added = draw(2, 7, 6), draw(2, 3, 2, 6), draw(2, 3, 2, 6), draw(2, 3, 2)
+    bias, weight, shift = draw(3, 6)
+    found = pixels_attend_tokens(pixels, keys, added, values, bias, weight, shift, 1e-3)
+    for b in range(2):
+        for i in range(7):
+            x = pixels[b, i]
+            total = x + bias
+            for h in range(2):
+                scores = torch.stack([x @ keys[b, t, h] + added[b, t, h] for t in range(3)])
+                total = total + torch.softmax(scores, 0) @ values[b, :, h]
+            torch.testing.assert_close(found[b, i], normed(total, weight, shift, 1e-3))
+
+
+def test_resize_add():
+    finer, coarser = draw(1, 4, 6, 3), draw(1, 2, 3, 3)
+    found = resize_add(finer, coarser)
+    for y, x in [(0, 0), (1, 2), (3, 5), (2, 3)]:
+        sy, sx = max((y + 0.5) / 2 - 0.5, 0), max((x + 0.5) / 2 - 0.5, 0)
+        top, left = int(sy), int(sx)
+        bottom, right = min(top + 1, 1), min(left + 1, 2)
+        fy, fx = sy - top, sx - left
+        above = coarser[0, top, left] * (1 - fx) + coarser[0, top, right] * fx
+        below = coarser[0, bottom, left] * (1 - fx) + coarser[0, bottom, right] * fx
+        torch.testing.assert_close(found[0, y, x], finer[0, y, x] + above * (1 - fy) + below * fy)
+
+
+@pytest.mark.parametrize("relu", [False, True])
+def test_add_bias(relu):
+    x, residual, bias = draw(1, 2, 3, 4), draw(1, 2, 3, 4), draw(4)
+    given = x.clone()
+    assert add_bias_(given, bias, residual, relu) is given
+    expected = x + bias + residual
+    torch.testing.assert_close(given, expected.clamp(min=0) if relu else expected)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+def test_kernels_through_the_interpreter():
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/fused/interpreted.py"]
+    env = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

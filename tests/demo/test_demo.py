@@ -19,7 +19,6 @@ from crispseg.demo import run as demo_run
 from crispseg.demo.held_out import HeldOut
 from crispseg.errors import UserError
 from crispseg.models.base import ModelInfo
-from crispseg.models.shipped import DEFAULT, list_shipped
 from crispseg.predict.scene import Watcher
 from tests.fakedata import scenes
 from tests.models.test_registered import SHRINK_CRISP
@@ -170,7 +169,6 @@ def test_the_shipped_scene_is_tile_1():
     assert np.abs(scene.image().astype(float) - stitched("images", "jpg")).mean() < 6
 
 
-@pytest.mark.skipif(DEFAULT not in list_shipped(), reason=f"{DEFAULT} is not in src/crispseg/shipped yet")
 def test_the_shipped_model_knows_a_part_of_the_scene(tmp_path):
     whole, part = HeldOut(), (slice(500, 1100), slice(900, 1700))
     scenes.save(tmp_path / "part" / "image.jpg", whole.image()[part])

@@ -124,19 +124,13 @@ def test_every_place_that_takes_a_model_takes_the_name(shelf, capsys):
 
 # --- the weights that are really shipped ---
 
-real = pytest.mark.skipif(
-    shipped.DEFAULT not in shipped.list_shipped(), reason=f"{shipped.DEFAULT} is not in src/crispseg/shipped yet"
-)
 
-
-@real
 def test_the_shipped_model_is_small_and_half():
     weights = shipped.find_folder(shipped.DEFAULT) / "model.safetensors"
     assert weights.stat().st_size <= 16 * 2**20
     assert {t.dtype for t in load_file(weights).values() if t.is_floating_point()} == {torch.float16}
 
 
-@real
 def test_the_shipped_card_says_what_a_user_must_know():
     place, protocol = shipped.find_folder(shipped.DEFAULT), get_protocol("dubai/own5")
     card = (place / "README.md").read_text(encoding="utf-8")
@@ -148,7 +142,6 @@ def test_the_shipped_card_says_what_a_user_must_know():
     assert not any(path in card for path in ("/work", "/root", "/tmp", "/home"))
 
 
-@real
 def test_the_shipped_model_runs():
     model = crispseg.load(shipped.DEFAULT)
     assert model.info.classes == get_protocol("dubai/own5").classes and len(model.info.mean) == 3

@@ -36,8 +36,8 @@ def choose_settings(speed: Speed, device: str | None = None) -> Settings:
     return bench.choose(
         device,
         sizes=list(speed.sizes),
-        batches=list(speed.batches),
-        precisions=[speed.precision],
+        batches=list(speed.batches if cuda else speed.cpu_batches or speed.batches),
+        precisions=[speed.precision or ("bf16" if cuda else "fp32")],
         modes=modes or ["eager"],
         repeats=speed.repeats,
         num_classes=speed.classes,

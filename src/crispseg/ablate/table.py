@@ -25,7 +25,8 @@ class Speed:
 
     sizes: tuple[int, ...] = (512,)
     batches: tuple[int, ...] = (1, 16)
-    precision: str = "bf16"
+    cpu_batches: tuple[int, ...] | None = None  # on a CPU, where a large batch takes minutes; none: `batches`
+    precision: str | None = None  # none: bf16 on a GPU, fp32 on a CPU
     modes: tuple[str, ...] = ("graph", "compiled")  # the first is the one that is drawn
     classes: int = 6
     bands: int = 3

@@ -4,6 +4,7 @@
 
 All models and ways take turns in one process, batch 1, float32, after each one's output was checked against the model's
 own eager output. ONNX needs pip install -c constraints.txt onnx onnxscript onnxruntime; without, its lines say so.
+Settings of glibc's allocator (MALLOC_...), which docs/speed.md speaks of, are kept with the figures.
 Results go to benchmarks/results/cpu_paths.json and .md.
 """
 
@@ -16,6 +17,7 @@ import functools
 import importlib.metadata
 import importlib.util
 import logging
+import os
 import shlex
 import sys
 import warnings
@@ -80,7 +82,7 @@ def onnx(model: nn.Module, settings: Settings) -> Network:
         exported(model, settings),
         options,
         providers=["CPUExecutionProvider"],
-        disabled_optimizers=["SkipLayerNormFusion"],  # what it fuses is several times slower than the parts
+        disabled_optimizers=["SkipLayerNormFusion"],  # the two in one is slower than one after the other
     )
     (name,) = (given.name for given in session.get_inputs())
     return lambda images: torch.from_numpy(session.run(None, {name: images.numpy()})[0])
@@ -214,7 +216,7 @@ def markdown(facts: dict[str, Any]) -> str:
         "",
         f"`{facts['command']}`",
         "",
-        f"{sentence(facts['environment'])}; {facts['packages']}.",
+        f"{sentence(facts['environment'])}; {facts['packages']}; {facts['allocator']}.",
         "",
         f"{facts['size']} px, batch 1, float32. Median and interquartile range of {facts['repeats']} runs, in turn.",
         "Error: relative, against the model's own eager output. Setup: making it ready and checking it.",
@@ -239,6 +241,11 @@ def _ratio(time: float | None, base: float | None) -> float | None:
 def _packages() -> str:
     found = [name for name in PACKAGES if importlib.util.find_spec(name)]
     return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in found) or "no onnxruntime"
+
+
+def _allocator() -> str:
+    chosen = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("MALLOC_")]
+    return " ".join(chosen) or "the allocator as it is"
 
 
 def main() -> None:
@@ -271,6 +278,7 @@ def main() -> None:
         "command": "python " + shlex.join(["benchmarks/cpu_paths.py", *sys.argv[1:]]),
         "environment": describe(settings),
         "packages": _packages(),
+        "allocator": _allocator(),
         "base": args.base,
         "size": args.size,
         "repeats": args.repeats,

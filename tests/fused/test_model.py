@@ -135,3 +135,13 @@ def test_it_only_evaluates():
         model.train().fused()
     with pytest.raises(UserError, match="cannot be fused in torch.int8"):
         model.eval().fused(torch.int8)
+
+
+def test_exported_to_onnx():
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    model, images = small_crisp().fused(), torch.randn(1, 3, 40, 56)
+    program = torch.onnx.export(model, (images,), dynamo=True, verbose=False)
+    session = runtime.InferenceSession(program.model_proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})
+    assert relative_error(torch.from_numpy(found), model(images)) < 1e-5

@@ -65,6 +65,14 @@ def test_pixels_attend_tokens():
             torch.testing.assert_close(found[b, i], normed(total, weight, shift, 1e-3))
 
 
+def test_large_scores_stay_finite():
+    pixels, keys, values = 1e3 * torch.randn(1, 5, 6), 1e3 * torch.randn(1, 3, 2, 6), torch.randn(1, 3, 2, 6)
+    norm = torch.zeros(6), torch.ones(6), torch.zeros(6)
+    written = pixels_attend_tokens(pixels, keys, torch.zeros(1, 3, 2), values, *norm, 1e-5)
+    assert written.isfinite().all()
+    assert tokens_attend_pixels(keys, pixels).isfinite().all()
+
+
 def test_resize_add():
     finer, coarser = draw(1, 4, 6, 3), draw(1, 2, 3, 3)
     found = resize_add(finer, coarser)

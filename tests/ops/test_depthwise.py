@@ -71,6 +71,20 @@ def check(function, x, weight, bias, residual=False, activation="none", stride=1
         assert relative_error(f, e) < bound, name
 
 
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("stride", [1, 2])
+def test_a_view_gives_a_channels_last_map(activation, stride):
+    """And without gradients, too, the view stays as it was."""
+    x, (weight, bias) = make_map((9, 7, 6), margin=3), make_weights(6)
+    before = x.clone()
+    with torch.no_grad():
+        y = depthwise3x3(x, weight, bias, activation=activation, stride=stride)
+    assert y.is_contiguous()
+    assert torch.equal(x, before)
+    truth = shifted_products(x.double(), weight.double(), bias.double(), activation=activation, stride=stride)
+    assert relative_error(y, truth) < BOUNDS[x.dtype]
+
+
 def public(x, weight, bias, residual, activation, stride):
     return depthwise3x3(x, weight, bias, residual=residual, activation=activation, stride=stride)
 

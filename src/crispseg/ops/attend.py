@@ -59,8 +59,8 @@ def tokens_attend_pixels(queries: Tensor, pixels: Tensor) -> Tensor:
         from crispseg.ops import attend_kernels
 
         return attend_kernels.tokens_attend_pixels(queries, pixels)
-    means = functional.scaled_dot_product_attention(queries.flatten(1, 2), pixels, pixels, scale=1.0)
-    return means.view(queries.shape)
+    scores = queries.flatten(1, 2) @ pixels.transpose(1, 2)  # (B, T * heads, L)
+    return (widened(scores).softmax(-1).to(pixels.dtype) @ pixels).view(queries.shape)
 
 
 def pixels_attend_tokens(
@@ -82,7 +82,11 @@ def pixels_attend_tokens(
         from crispseg.ops import attend_kernels
 
         return attend_kernels.pixels_attend_tokens(*tensors, bias, norm_weight, norm_bias, eps)
-    scores = pixels @ keys.flatten(1, 2).transpose(1, 2) + added.flatten(1)[:, None]  # (B, L, T * heads)
-    weights = widened(scores).unflatten(-1, added.shape[1:]).softmax(2).flatten(2).to(pixels.dtype)
-    result = pixels + weights @ values.flatten(1, 2) + bias
+    # Pixels come last, so that each step of the softmax over tokens runs along them. It is written out because
+    # onnxruntime would turn the scores round to have the tokens last.
+    scores = torch.baddbmm(added.flatten(1)[..., None], keys.flatten(1, 2), pixels.transpose(1, 2))  # (B, T * heads, L)
+    scores = widened(scores).unflatten(1, added.shape[1:])
+    weights = (scores - scores.amax(1, keepdim=True)).exp()
+    weights = (weights / weights.sum(1, keepdim=True)).flatten(1, 2).to(pixels.dtype)
+    result = (pixels + bias).baddbmm_(weights.transpose(1, 2), values.flatten(1, 2))
     return functional.layer_norm(result, norm_weight.shape, norm_weight, norm_bias, eps)

@@ -23,8 +23,8 @@ from crispseg.errors import UserError, unknown
 
 Activation = Literal["none", "silu", "relu"]
 
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "none": lambda x: x,
+_ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
+    "none": lambda x, inplace: x,
     "silu": functional.silu,
     "relu": functional.relu,
 }
@@ -53,7 +53,8 @@ def depthwise3x3(
         raise UserError(f"a depthwise convolution has stride 1, or 2 without residual; got {stride}, {residual=}")
     if _use_kernels(x):
         return _depthwise3x3(x, weight, bias, residual, activation, stride)
-    channels_first = x.permute(0, 3, 1, 2)
+    # torch would take a view into a wider map for channels first: slow here, and in whatever reads the result.
+    channels_first = x.permute(0, 3, 1, 2).contiguous(memory_format=torch.channels_last)
     y = functional.conv2d(
         channels_first,
         weight.to(x.dtype),
@@ -62,7 +63,7 @@ def depthwise3x3(
         padding=1,
         groups=x.shape[3],
     )
-    y = _ACTIVATIONS[activation](y.permute(0, 2, 3, 1))
+    y = _ACTIVATIONS[activation](y.permute(0, 2, 3, 1), inplace=not torch.is_grad_enabled())
     return x + y if residual else y
 
 

@@ -41,6 +41,13 @@ class QuerySums(NamedTuple):
     plain: Tensor | None  # (B, N) sum_i Q_i, only where step 2 does not fold
 
 
+class _Queries(NamedTuple):
+    """Of a part of the image, (B, L, N) each."""
+
+    row: Tensor  # Q_i / row_i; Q_i in raw fusion
+    plain: Tensor  # Q_i
+
+
 def add_states(x: State, y: State) -> State:
     return State(x.kv + y.kv, _add(x.k, y.k), _add(x.residual, y.residual), _add(x.v, y.v), x.tokens + y.tokens)
 
@@ -75,29 +82,33 @@ def accumulate(v: Tensor, b: Tensor, rho: Tensor, gates: Gates, rule: Rule) -> S
 @without_autocast
 def query_sums(c: Tensor, state: State, gates: Gates, rule: Rule) -> QuerySums:
     """The queries' sums of a part of the image, given the whole image's state: c (B, L, N)."""
-    query, scale = _queries(c, state, rule)
-    keep_plain = state.residual is not None
-    row = query.sum(1) if scale is None else (query * scale).sum(1)
-    return QuerySums(row, query.sum(1) if keep_plain else None)
+    return _sums_of(_queries(c, state, rule), state)
 
 
 @without_autocast
 def read_out(v: Tensor, c: Tensor, d: Tensor, state: State, sums: QuerySums | None, gates: Gates, rule: Rule) -> Tensor:
     """The calibrated output (B, L, H, P) of a part of the image, given the whole image's state and query sums."""
+    return _read_out(v, _queries(c, state, rule), d, state, sums, gates, rule)
+
+
+def _sums_of(queries: _Queries, state: State) -> QuerySums:
+    return QuerySums(queries.row.sum(1), queries.plain.sum(1) if state.residual is not None else None)
+
+
+def _read_out(
+    v: Tensor, queries: _Queries, d: Tensor, state: State, sums: QuerySums | None, gates: Gates, rule: Rule
+) -> Tensor:
     batch, tokens, heads, width = v.shape
-    query, scale = _queries(c, state, rule)
     amplify, shift = _affine(state, sums, d, gates, rule, heads, width)
     kv = state.kv if amplify is None else state.kv * amplify
-    out = torch.bmm(query if scale is None else query * scale, kv)
+    out = torch.bmm(queries.row, kv) if shift is None else torch.baddbmm(shift[:, None], queries.row, kv)
     if state.residual is not None:
         g = _per_channel(gates.residual, heads, width)
-        out = out + torch.bmm(query, state.residual * (g if amplify is None else g * amplify))
-    if shift is not None:
-        out = out + shift[:, None]
+        out = out + torch.bmm(queries.plain, state.residual * (g if amplify is None else g * amplify))
     skip = d.to(out.dtype)[:, None]
     if rule.skip == "before" and amplify is not None:
         skip = skip * amplify.view(heads, width)
-    return torch.addcmul(out.view(batch, tokens, heads, width), v.to(out.dtype), skip)
+    return out.view(batch, tokens, heads, width).addcmul_(v.to(out.dtype), skip)
 
 
 def ncssd(
@@ -106,10 +117,16 @@ def ncssd(
     """See `crispseg.ops.ncssd`."""
     # A compiler fuses the whole and must not see a loop whose length depends on the image's size.
     if torch.compiler.is_compiling() or b.shape[1] <= chunk:
-        state = accumulate(v, b, rho, gates, rule)
-        sums = query_sums(c, state, gates, rule) if gates.use_mean else None
-        return read_out(v, c, d, state, sums, gates, rule)
+        return _at_once(v, b, c, rho, d, gates, rule)
     return _Chunked.apply(v, b, c, rho, d, *gates, rule, chunk)  # type: ignore[no-untyped-call]
+
+
+@without_autocast
+def _at_once(v: Tensor, b: Tensor, c: Tensor, rho: Tensor, d: Tensor, gates: Gates, rule: Rule) -> Tensor:
+    state = accumulate(v, b, rho, gates, rule)
+    queries = _queries(c, state, rule)
+    sums = _sums_of(queries, state) if gates.use_mean else None
+    return _read_out(v, queries, d, state, sums, gates, rule)
 
 
 def _add(x: Tensor | None, y: Tensor | None) -> Tensor | None:
@@ -120,14 +137,13 @@ def _outer_sum(key: Tensor, values: Tensor) -> Tensor:
     return torch.bmm(key.transpose(1, 2), values)  # (B, N, L) x (B, L, H*P)
 
 
-def _queries(c: Tensor, state: State, rule: Rule) -> tuple[Tensor, Tensor | None]:
-    """Q (B, L, N) and 1 / row (B, L, 1), or None in raw fusion."""
+def _queries(c: Tensor, state: State, rule: Rule) -> _Queries:
     eps = normaliser_floor(c.dtype)
     c = c.to(sum_dtype(c.dtype))
     if state.k is None:
-        return c, None
+        return _Queries(c, c)
     query = positive_feature(c)
-    return query, torch.bmm(query, state.k[..., None]).clamp(min=eps).reciprocal()
+    return _Queries(query / torch.bmm(query, state.k[..., None]).clamp(min=eps), query)
 
 
 def _affine(

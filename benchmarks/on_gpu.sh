@@ -1,0 +1,72 @@
+#!/usr/bin/env bash
+# Everything that only a CUDA device can prove or measure, step by step, each with its log in OUT:
+#
+#   benchmarks/on_gpu.sh OUT tests operator depthwise head profile bars scaling training rivals
+#
+# Steps can be left out or given in any order. Nothing is installed; where the package is not, src/ is used.
+#
+# tests      the tests marked gpu, a few files at a time
+# operator, depthwise, head   our kernels against torch.compile's code for the same formulas
+# profile    where a fused crisp_tiny spends its time
+# bars       crisp_tiny beside a compiled UNetFormer, and without DCO
+# scaling    time and memory per pixel from 512 to 4096 px
+# training   images per second of a training step beside plain VSSD + UPerHead, kernel by kernel
+# rivals     the speed columns of configs/tables/rivals.yaml, from the runs kept in benchmarks/results/ablations
+set -uo pipefail
+cd "$(dirname "$0")/.."
+OUT=$1
+shift
+mkdir -p "$OUT"
+export PYTHONPATH=src PYTHONUNBUFFERED=1
+PYTHON=${PYTHON:-python3}
+crisp() { "$PYTHON" -m crispseg.cli.main "$@"; }
+
+tests() {
+  local waiting=()
+  for files in "tests/ops/test_gpu.py" "tests/ops/test_depthwise_gpu.py" "tests/fused/test_gpu.py" "tests/bench/test_gpu.py" \
+    "tests/train/test_gpu.py tests/evaluate/test_gpu.py tests/metrics/test_gpu.py tests/analysis/test_gpu.py" \
+    "tests/predict/test_gpu.py tests/exact/test_exact.py"; do
+    # shellcheck disable=SC2086
+    "$PYTHON" -m pytest -q -m gpu -p no:cacheprovider $files >"$OUT/tests-$(echo "$files" | cut -d/ -f2-3 | tr / -).log" 2>&1 &
+    waiting+=($!)
+  done
+  local failed=0
+  for process in "${waiting[@]}"; do wait "$process" || failed=1; done
+  tail -n 3 "$OUT"/tests-*.log
+  return $failed
+}
+operator() { "$PYTHON" benchmarks/operator_kernels.py --out "$OUT/operator_kernels.json"; }
+depthwise() { "$PYTHON" benchmarks/depthwise_kernels.py --out "$OUT/depthwise_kernels.json"; }
+head_() { "$PYTHON" benchmarks/head_kernels.py --out "$OUT/head_kernels.json"; }
+profile() { "$PYTHON" benchmarks/profile_fused.py --model crisp_tiny --batch 1 16 --out "$OUT/profile_fused.md"; }
+bars() {
+  crisp bench crisp_tiny unetformer_r18 --modes compiled fused --precision bf16 --sizes 512 --batch 1 16 \
+    --relative-to unetformer_r18@compiled --out "$OUT/bars"
+  crisp bench crisp_tiny crisp_tiny:dco=false --modes fused --precision bf16 --sizes 512 --batch 1 16 \
+    --relative-to crisp_tiny:dco=false --out "$OUT/dco"
+}
+scaling() { crisp bench scaling crisp_tiny --modes fused --precision bf16 --sizes 512 1024 2048 4096 --out "$OUT/scaling"; }
+training() {
+  for words in "model=crisp_tiny" "model=vssd_tiny_upernet graph=false"; do
+    # shellcheck disable=SC2086
+    "$PYTHON" benchmarks/training.py $words batch_size=16 crop=512 precision=bf16 --steps 30 \
+      --out "$OUT/training-$(echo "$words" | tr ' =' '--').json"
+  done
+}
+rivals() {
+  mkdir -p "$OUT/rivals"
+  cp benchmarks/results/ablations/results.json "$OUT/rivals/"
+  crisp ablate configs/tables/rivals.yaml --data configs/ablation_dubai.yaml configs/ablation_vaihingen.yaml --seeds 0 \
+    --out "$OUT/rivals"
+}
+
+status=0
+for step in "$@"; do
+  began=$SECONDS
+  name=$step
+  [ "$step" = head ] && name=head_ # not the command of that name
+  "$name" >"$OUT/$step.log" 2>&1 && word=done || { word=FAILED && status=1; }
+  echo "$step: $word in $((SECONDS - began)) s; $OUT/$step.log"
+  tail -n 12 "$OUT/$step.log"
+done
+exit $status

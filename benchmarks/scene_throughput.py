@@ -30,8 +30,8 @@ from record import record
 import crispseg
 from crispseg.models.base import ModelInfo, SegmentationModel
 from crispseg.predict.bands import Pace
-from crispseg.predict.blend import Band, Products
 from crispseg.predict.plan import Plan, make_plan
+from crispseg.predict.products import Band, Products
 from crispseg.predict.source import ArraySource
 from crispseg.predict.work import Settings, Work, find_device
 

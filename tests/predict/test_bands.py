@@ -10,9 +10,9 @@ import crispseg
 from crispseg.errors import UserError
 from crispseg.models.base import ModelInfo
 from crispseg.predict.bands import Pace, finished_bands
-from crispseg.predict.blend import SURE, Products
 from crispseg.predict.evaluate import CERTAIN, Evaluator
 from crispseg.predict.plan import ONE, make_plan
+from crispseg.predict.products import SURE, Products
 from crispseg.predict.source import ArraySource, Window, read_reflected
 from tests.predict.standins import StandIn
 

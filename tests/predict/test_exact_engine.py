@@ -81,8 +81,8 @@ def test_no_data_stays_no_data(model, tmp_path):
 def test_only_the_strips_that_are_wanted(model, tmp_path):
     """A resumed run computes again but gives only what its journal lacks, the same bytes."""
     from crispseg.predict.bands import Pace
-    from crispseg.predict.blend import Products
     from crispseg.predict.plan import make_plan
+    from crispseg.predict.products import Products
     from crispseg.predict.source import ArraySource
     from crispseg.predict.work import Work
 

@@ -3,9 +3,9 @@ import pytest
 import torch
 
 from crispseg.predict.bands import Pace, finished_bands
-from crispseg.predict.blend import Products
 from crispseg.predict.evaluate import Evaluator
 from crispseg.predict.plan import make_plan
+from crispseg.predict.products import Products
 from crispseg.predict.source import ArraySource
 from tests.predict.standins import StandIn
 

@@ -117,3 +117,10 @@ def test_scarce_memory_means_fewer_tiles_side_by_side(monkeypatch):
     schedule = SideBySide(evaluator, None)
     same_as_one_by_one(schedule, evaluator, 10, empty=(0,))
     assert schedule.threads == 3  # 0.7 * 10000 / 2000
+
+
+@pytest.mark.parametrize(("scene_tiles", "size"), [(1, 1), (3, 2), (8, 8), (None, 2**24 // 36)])
+def test_a_batch_is_no_larger_than_the_scene(scene_tiles, size):
+    schedule = InBatches(Evaluator(StandIn(), CPU), None, scene_tiles)
+    (tile,) = make_tiles(1)
+    assert schedule._fitting(tile) == 2 ** (size.bit_length() - 1)

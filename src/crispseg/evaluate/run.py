@@ -23,9 +23,9 @@ from crispseg.evaluate.worst import WorstWindows, worst_of
 from crispseg.metrics import BoundaryCounts, CalibrationCounts, ConfusionMatrix
 from crispseg.models.base import SegmentationModel
 from crispseg.predict.bands import Pace, finished_bands
-from crispseg.predict.blend import NODATA, SURE, Products
 from crispseg.predict.evaluate import Evaluator
 from crispseg.predict.plan import Axis, Plan, make_plan
+from crispseg.predict.products import NODATA, SURE, Products
 from crispseg.predict.source import ArraySource
 from crispseg.predict.work import find_device
 from crispseg.train.distributed import Processes

@@ -15,7 +15,7 @@ from crispseg.geo.areas import ClassAreas
 from crispseg.geo.grid import Grid
 from crispseg.geo.writer import NODATA, MapKind, MapWriter, class_palette
 from crispseg.models.base import SegmentationModel
-from crispseg.predict.blend import SURE, Band
+from crispseg.predict.products import SURE, Band
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,7 @@ from crispseg.geo.grid import Grid
 from crispseg.geo.regions import Finished, MapRows, find_regions
 from crispseg.geo.sieve import sieved
 from crispseg.geo.writer import explaining_failure
-from crispseg.predict.blend import SURE
+from crispseg.predict.products import SURE
 
 DRIVERS = {".gpkg": "GPKG", ".geojson": "GeoJSON", ".fgb": "FlatGeobuf"}
 _AT_ONCE = 20_000  # regions written in one go

@@ -14,9 +14,10 @@ import torch
 from crispseg.errors import UserError
 from crispseg.models.base import SegmentationModel
 from crispseg.predict import memory
-from crispseg.predict.blend import Band, Blender, OpenBand, Products
+from crispseg.predict.blend import Blender
 from crispseg.predict.evaluate import Evaluator
 from crispseg.predict.plan import Plan
+from crispseg.predict.products import Band, OpenBand, Products
 from crispseg.predict.schedule import Scored, Tile, scored
 from crispseg.predict.source import Pixels, Source, Window, read_reflected
 

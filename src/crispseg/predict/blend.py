@@ -7,70 +7,14 @@ one tile of open columns, and for the whole width the rows shared with the next 
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from crispseg.errors import UserError
 from crispseg.predict.evaluate import CERTAIN
 from crispseg.predict.plan import ONE, ONE_BITS, Plan
-
-NODATA = 255
-SURE = 254  # confidence and probability one in the maps; 255 is no data
-
-
-@dataclasses.dataclass(frozen=True)
-class Products:
-    """What is kept of every pixel beside its class."""
-
-    confidence: bool = False
-    probabilities: bool = False
-
-
-@dataclasses.dataclass
-class Band:
-    """Finished pixel rows `top` ... of the scene, full width. Maps are uint8, 255 where the scene has no data."""
-
-    index: int
-    top: int
-    classes: NDArray[np.uint8]  # (rows, width)
-    confidence: NDArray[np.uint8] | None = None  # (rows, width)
-    probabilities: NDArray[np.uint8] | None = None  # (classes, rows, width)
-
-
-class OpenBand:
-    """A band whose maps are on their way from an accelerator; `finish` waits for them and masks what has no data."""
-
-    def __init__(self, index: int, top: int, maps: Sequence[Tensor], present: NDArray[np.bool_], products: Products):
-        self.index, self.top, self.present, self.products = index, top, present, products
-        self.maps = [_to_host(x) for x in maps]
-        self.arrived = torch.cuda.Event() if maps[0].is_cuda else None
-        if self.arrived is not None:
-            self.arrived.record()
-
-    def finish(self) -> Band:
-        if self.arrived is not None:
-            self.arrived.synchronize()
-        labels, best, shares = (x.numpy() for x in self.maps)
-        band = Band(self.index, self.top, labels)
-        unscored = (labels == NODATA) & self.present
-        if unscored.any():
-            row = self.top + int(np.argmax(unscored.any(axis=1)))
-            raise UserError(f"the model gave no finite scores near row {row}; its weights may be damaged")
-        absent = ~self.present
-        if absent.any():
-            for kept in (labels, best if self.products.confidence else None):
-                if kept is not None:
-                    kept[absent] = NODATA
-            if self.products.probabilities:
-                shares[:, absent] = NODATA
-        band.confidence = best if self.products.confidence else None
-        band.probabilities = shares if self.products.probabilities else None
-        return band
+from crispseg.predict.products import NODATA, SURE, OpenBand, Products
 
 
 class Blender:
@@ -164,8 +108,3 @@ def _as_byte(sums: Tensor) -> Tensor:
     """Sums up to CERTAIN * ONE as 0 ... SURE, rounded; SURE * CERTAIN * ONE just fits 32 bits."""
     whole = CERTAIN * ONE
     return torch.div(sums * SURE + whole // 2, whole, rounding_mode="floor").to(torch.uint8)
-
-
-def _to_host(x: Tensor) -> Tensor:
-    """On an accelerator the copy is only begun; page-locked memory lets it go on beside the computation."""
-    return torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True) if x.is_cuda else x

@@ -19,8 +19,8 @@ import numpy as np
 
 from crispseg.errors import UserError
 from crispseg.files import replacing, write_json
-from crispseg.predict.blend import Band, Products
 from crispseg.predict.plan import Plan
+from crispseg.predict.products import Band, Products
 
 MOVES = "moves.json"  # written when all files are finished: where each goes
 

@@ -21,10 +21,10 @@ from crispseg.geo.scenes import Reading, Scene, open_scene
 from crispseg.models.base import SegmentationModel
 from crispseg.predict import memory
 from crispseg.predict.bands import Pace
-from crispseg.predict.blend import Band, Products
 from crispseg.predict.engines import Engine
 from crispseg.predict.journal import MOVES, Journal, journal_folder
 from crispseg.predict.plan import Plan, make_plan
+from crispseg.predict.products import Band, Products
 from crispseg.predict.work import Settings, Work, find_device
 
 

@@ -24,7 +24,6 @@ from crispseg.predict.source import Pixels
 
 _BATCH_PIXELS = 2**24  # larger batches no longer speed up an accelerator
 _BATCHES_AHEAD = 2  # handed to an accelerator before the oldest is waited for; bounds the memory they take
-_MANY = 2**31  # tiles, where nobody counted them
 _USABLE = 0.7  # of the memory that is free at the start
 _log = logging.getLogger(__name__)
 
@@ -46,11 +45,11 @@ class Scored(NamedTuple):
     scores: Tensor | None
 
 
-def scored(evaluator: Evaluator, tiles: Iterator[Tile], batch_size: int | None, of: int) -> Generator[Scored]:
-    """The tiles with their scores, in order. Without a batch size, free memory decides and `of`, the scene's tiles."""
+def scored(evaluator: Evaluator, tiles: Iterator[Tile], batch_size: int | None, scene_tiles: int) -> Generator[Scored]:
+    """The tiles with their scores, in order. Without a batch size, free memory decides."""
     if evaluator.device.type == "cpu":
         return SideBySide(evaluator, batch_size).stream(tiles)
-    return InBatches(evaluator, batch_size, of).stream(tiles)
+    return InBatches(evaluator, batch_size, scene_tiles).stream(tiles)
 
 
 class SideBySide:
@@ -116,10 +115,10 @@ class SideBySide:
 class InBatches:
     """Batches of one size on an accelerator."""
 
-    def __init__(self, evaluator: Evaluator, size: int | None, most: int = _MANY):
+    def __init__(self, evaluator: Evaluator, size: int | None, scene_tiles: int | None = None):
         self.evaluator = evaluator
         self.size = size or 0  # 0: not chosen yet
-        self.most = most
+        self.scene_tiles = scene_tiles
         self.begun: collections.deque[torch.cuda.Event] = collections.deque()
 
     def stream(self, tiles: Iterator[Tile]) -> Generator[Scored]:
@@ -158,10 +157,12 @@ class InBatches:
                 self.begun.popleft().synchronize()
 
     def _fitting(self, tile: Tile) -> int:
-        """The largest power of two that fits and that a scene of `most` tiles does not leave half empty; powers of
-        two so that small differences in memory do not matter."""
+        """The largest power of two that fits and that the scene's tiles fill; powers of two so that small differences
+        in memory do not matter."""
         shape = tile.pixels.values.shape
-        limit = max(1, min(_BATCH_PIXELS // (shape[1] * shape[2]), self.most))
+        limit = max(1, _BATCH_PIXELS // (shape[1] * shape[2]))
+        if self.scene_tiles is not None:
+            limit = min(limit, self.scene_tiles)
         if self.evaluator.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.evaluator.device)
             before = torch.cuda.memory_allocated(self.evaluator.device)

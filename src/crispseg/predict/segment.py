@@ -14,10 +14,10 @@ from crispseg.errors import UserError
 from crispseg.models.base import SegmentationModel
 from crispseg.models.folder import load
 from crispseg.predict.bands import Pace
-from crispseg.predict.blend import Products
 from crispseg.predict.engines import find_engine
 from crispseg.predict.evaluate import check_card
 from crispseg.predict.plan import make_plan
+from crispseg.predict.products import Products
 from crispseg.predict.source import ArraySource, Source
 from crispseg.predict.work import Settings, Work
 

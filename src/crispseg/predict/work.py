@@ -10,9 +10,9 @@ import torch
 from crispseg.errors import UserError
 from crispseg.models.base import SegmentationModel
 from crispseg.predict.bands import Pace, finished_bands
-from crispseg.predict.blend import Band, Products
 from crispseg.predict.evaluate import Evaluator
 from crispseg.predict.plan import Plan
+from crispseg.predict.products import Band, Products
 from crispseg.predict.source import Source
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from crispseg.errors import unknown
-from crispseg.predict.blend import Band
+from crispseg.predict.products import Band
 from crispseg.predict.work import Work
 
 ENGINES = ("local", "ray", "exact")

@@ -11,8 +11,8 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from crispseg.errors import UserError
-from crispseg.predict.blend import Band
 from crispseg.predict.journal import decode, encoded
+from crispseg.predict.products import Band
 from crispseg.predict.work import Work
 
 _TASKS_PER_WORKER = 2  # fewer repeat less of the overlap, more even out the ends

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from crispseg.errors import UserError
 from crispseg.exact import segment_stream
-from crispseg.predict.blend import NODATA, SURE, Band
 from crispseg.predict.evaluate import check_card
+from crispseg.predict.products import NODATA, SURE, Band
 from crispseg.predict.source import Window
 from crispseg.predict.work import Work, find_device
 

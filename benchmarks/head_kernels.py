@@ -13,13 +13,14 @@ import dataclasses
 import shlex
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from crispseg import ops
 from crispseg.bench.check import relative_error
 from crispseg.bench.contest import run_twice
 from crispseg.bench.modes import Recorder, Runner
@@ -100,7 +101,7 @@ def prepare(case: Case, recorder: Recorder) -> tuple[dict[str, Runner], dict[str
     runners: dict[str, Runner] = {}
     errors: dict[str, float] = {}
     for name in ("kernel", "compiled", "torch"):
-        with _without_kernels(name != "kernel"):
+        with contextlib.nullcontext() if name == "kernel" else ops.only("torch"):
             function = torch.compile(formula(case), dynamic=False) if name == "compiled" else run
             runner = recorder.replayed(lambda *x, f=function: (f(*x),), case.tensors)
         runner.place(case.tensors)
@@ -108,17 +109,6 @@ def prepare(case: Case, recorder: Recorder) -> tuple[dict[str, Runner], dict[str
         if errors[name] <= BOUND:
             runners[name] = runner
     return runners, errors
-
-
-@contextlib.contextmanager
-def _without_kernels(wanted: bool) -> Iterator[None]:
-    """Make the functions take their formulas."""
-    before = attend._HAS_TRITON
-    attend._HAS_TRITON = before and not wanted
-    try:
-        yield
-    finally:
-        attend._HAS_TRITON = before
 
 
 def measure(case: Case, batch: int) -> dict[str, Any]:

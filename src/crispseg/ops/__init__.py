@@ -1,4 +1,5 @@
-"""The one hot operator: non-causal state space duality (NC-SSD) with the Duality Calibration Operator (DCO).
+"""The hot operators. First of all non-causal state space duality (NC-SSD) with the Duality Calibration Operator (DCO);
+beside it, each in its module, `gated`, `depthwise`, `attend`, `matching` and `resizing`.
 
 `ncssd` runs it. The parts are exposed for images that come in pieces: `accumulate` each piece into a State, add
 the states, sum the queries, then `read_out` each piece; the result is the whole image's, wherever it was cut.
@@ -6,18 +7,16 @@ the states, sum the queries, then `read_out` each piece; the result is the whole
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from torch import Tensor
-from torch import version as _version
 from torch.compiler import is_exporting
 
 from crispseg.errors import unknown
 from crispseg.ops import reference as _reference
 from crispseg.ops import torch as _torch
+from crispseg.ops.choice import ENVIRONMENT_VARIABLE, HAS_TRITON, only
 from crispseg.ops.spec import Fusion, Gates, Readout, Rule, Skip
 from crispseg.ops.torch import (
     QuerySums,
@@ -51,14 +50,9 @@ Backend = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Gates, Rule], Tensor
 
 # Those that are installed, best first.
 BACKENDS: dict[str, Backend] = {"torch": _torch.ncssd, "reference": _reference.ncssd}
-ENVIRONMENT_VARIABLE = "CRISPSEG_OPS_BACKEND"
 
-# Triton's kernels need torch built for CUDA, or its interpreter. They are imported here and not on first use, because
-# a compiler that traces `ncssd` must find them.
-_HAS_TRITON = importlib.util.find_spec("triton") is not None and (
-    _version.cuda is not None or os.environ.get("TRITON_INTERPRET") == "1"
-)
-if _HAS_TRITON:
+# Imported here and not on first use, because a compiler that traces `ncssd` must find it.
+if HAS_TRITON:
     from crispseg.ops import triton as _triton
 
     BACKENDS = {"triton": _triton.ncssd, **BACKENDS}
@@ -97,19 +91,6 @@ def forced_backend(name: str | None) -> str | None:
     return name or None
 
 
-@contextlib.contextmanager
-def only(name: str) -> Iterator[None]:
-    """Within the block every operator of this room runs on that backend: "torch" is the plain formulas."""
-    before = os.environ.get(ENVIRONMENT_VARIABLE)
-    os.environ[ENVIRONMENT_VARIABLE] = name
-    try:
-        yield
-    finally:
-        os.environ.pop(ENVIRONMENT_VARIABLE)
-        if before is not None:
-            os.environ[ENVIRONMENT_VARIABLE] = before
-
-
 def _triton_takes(v: Tensor, b: Tensor, c: Tensor, rho: Tensor, d: Tensor, gates: Gates, rule: Rule) -> bool:
     # An exported program must run where these kernels are not installed.
-    return _HAS_TRITON and v.is_cuda and not is_exporting() and _triton.supports(v, b, c, rho, d, gates, rule)
+    return HAS_TRITON and v.is_cuda and not is_exporting() and _triton.supports(v, b, c, rho, d, gates, rule)

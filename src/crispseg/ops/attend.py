@@ -5,20 +5,15 @@ Every function is its formula in plain torch; on CUDA a Triton kernel takes its 
 
 from __future__ import annotations
 
-import importlib.util
-import os
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from crispseg.ops.choice import kernels_wanted
 from crispseg.ops.spec import widened
 
 MOST_CHANNELS = 256  # of a pixel, which one program of a kernel holds
 _MOST_TOKENS = 64
-
-
-_HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 def kernels_apply(*tensors: Tensor) -> bool:
@@ -27,10 +22,9 @@ def kernels_apply(*tensors: Tensor) -> bool:
     In float32 most of the work is products that tensor cores do not help with, and torch's own are as fast.
     """
     return (
-        _HAS_TRITON
-        and all(x.is_cuda and x.dtype in (torch.bfloat16, torch.float16) for x in tensors)
+        all(x.is_cuda and x.dtype in (torch.bfloat16, torch.float16) for x in tensors)
         and not (torch.is_grad_enabled() and any(x.requires_grad for x in tensors))
-        and os.environ.get("CRISPSEG_OPS_BACKEND") in (None, "", "triton")
+        and kernels_wanted()
     )
 
 

@@ -10,8 +10,6 @@ side. Kernels compute in float32 and return x's dtype; weights may be of another
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -20,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from crispseg.errors import UserError, unknown
+from crispseg.ops.choice import kernels_wanted
 
 Activation = Literal["none", "silu", "relu"]
 
@@ -29,7 +28,6 @@ _ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
     "relu": functional.relu,
 }
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_HAS_TRITON = importlib.util.find_spec("triton") is not None
 _LARGEST_NORM = 1024  # channels that one program can hold
 
 
@@ -84,13 +82,7 @@ def packed(weight: Tensor) -> Tensor:
 
 
 def _use_kernels(x: Tensor) -> bool:
-    return (
-        x.is_cuda
-        and _HAS_TRITON
-        and x.dtype in _DTYPES
-        and os.environ.get("CRISPSEG_OPS_BACKEND") in (None, "", "triton")
-        and not torch.compiler.is_exporting()
-    )
+    return x.is_cuda and x.dtype in _DTYPES and kernels_wanted() and not torch.compiler.is_exporting()
 
 
 # Registered as operators so that torch.compile takes them as they are; their bodies import Triton when first run.

@@ -21,7 +21,7 @@ export PYTHONPATH=src PYTHONUNBUFFERED=1
 PYTHON=${PYTHON:-python3}
 crisp() { "$PYTHON" -m crispseg.cli.main "$@"; }
 
-tests() {
+run_tests() {
   local waiting=()
   for files in "tests/ops/test_gpu.py" "tests/ops/test_depthwise_gpu.py" "tests/fused/test_gpu.py" "tests/bench/test_gpu.py" \
     "tests/train/test_gpu.py tests/evaluate/test_gpu.py tests/metrics/test_gpu.py tests/analysis/test_gpu.py" \
@@ -35,25 +35,25 @@ tests() {
   tail -n 3 "$OUT"/tests-*.log
   return $failed
 }
-operator() { "$PYTHON" benchmarks/operator_kernels.py --out "$OUT/operator_kernels.json"; }
-depthwise() { "$PYTHON" benchmarks/depthwise_kernels.py --out "$OUT/depthwise_kernels.json"; }
-head_() { "$PYTHON" benchmarks/head_kernels.py --out "$OUT/head_kernels.json"; }
-profile() { "$PYTHON" benchmarks/profile_fused.py --model crisp_tiny --batch 1 16 --out "$OUT/profile_fused.md"; }
-bars() {
+run_operator() { "$PYTHON" benchmarks/operator_kernels.py --out "$OUT/operator_kernels.json"; }
+run_depthwise() { "$PYTHON" benchmarks/depthwise_kernels.py --out "$OUT/depthwise_kernels.json"; }
+run_head() { "$PYTHON" benchmarks/head_kernels.py --out "$OUT/head_kernels.json"; }
+run_profile() { "$PYTHON" benchmarks/profile_fused.py --model crisp_tiny --batch 1 16 --out "$OUT/profile_fused.md"; }
+run_bars() {
   crisp bench crisp_tiny unetformer_r18 --modes compiled fused --precision bf16 --sizes 512 --batch 1 16 \
     --relative-to unetformer_r18@compiled --out "$OUT/bars"
   crisp bench crisp_tiny crisp_tiny:dco=false --modes fused --precision bf16 --sizes 512 --batch 1 16 \
     --relative-to crisp_tiny:dco=false --out "$OUT/dco"
 }
-scaling() { crisp bench scaling crisp_tiny --modes fused --precision bf16 --sizes 512 1024 2048 4096 --out "$OUT/scaling"; }
-training() {
+run_scaling() { crisp bench scaling crisp_tiny --modes fused --precision bf16 --sizes 512 1024 2048 4096 --out "$OUT/scaling"; }
+run_training() {
   for words in "model=crisp_tiny" "model=vssd_tiny_upernet graph=false"; do
     # shellcheck disable=SC2086
     "$PYTHON" benchmarks/training.py $words batch_size=16 crop=512 precision=bf16 --steps 30 \
       --out "$OUT/training-$(echo "$words" | tr ' =' '--').json"
   done
 }
-rivals() {
+run_rivals() {
   mkdir -p "$OUT/rivals"
   cp benchmarks/results/ablations/results.json "$OUT/rivals/"
   crisp ablate configs/tables/rivals.yaml --data configs/ablation_dubai.yaml configs/ablation_vaihingen.yaml --seeds 0 \
@@ -63,9 +63,7 @@ rivals() {
 status=0
 for step in "$@"; do
   began=$SECONDS
-  name=$step
-  [ "$step" = head ] && name=head_ # not the command of that name
-  "$name" >"$OUT/$step.log" 2>&1 && word=done || { word=FAILED && status=1; }
+  "run_$step" >"$OUT/$step.log" 2>&1 && word=done || { word=FAILED && status=1; }
   echo "$step: $word in $((SECONDS - began)) s; $OUT/$step.log"
   tail -n 12 "$OUT/$step.log"
 done

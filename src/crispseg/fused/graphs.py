@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -72,14 +73,21 @@ class Recorder:
 
 
 def rehearse(function: Function, inputs: Tensors) -> None:
-    """Raise if the function makes the CPU wait for the GPU, which no graph can record.
+    """Raise if the function cannot be recorded."""
+    with no_waiting():
+        function(*inputs)
+
+
+@contextlib.contextmanager
+def no_waiting() -> Iterator[None]:
+    """Raise if the CPU is made to wait for the GPU, which no graph can record.
 
     Found out only during a capture, it leaves torch 2.11 unable to record anything else in this process.
     """
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        function(*inputs)
+        yield
     finally:
         torch.cuda.set_sync_debug_mode(before)
 

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
+from crispseg.fused.graphs import no_waiting
+
 Work = Callable[[Tensor, Tensor, Tensor], dict[str, Tensor]]  # images, labels, pixel share -> losses; leaves gradients
 
 _WARM_UP = 3  # runs before the recording, so that libraries and compilers are set up outside of it
@@ -28,7 +30,7 @@ class GraphedPass:
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream), _buffers_kept(model):
             for run in range(_WARM_UP):
-                with _no_waiting() if run == _WARM_UP - 1 else contextlib.nullcontext():
+                with no_waiting() if run == _WARM_UP - 1 else contextlib.nullcontext():
                     work(*self.inputs)
                 model.zero_grad(set_to_none=True)
         torch.cuda.current_stream().wait_stream(stream)
@@ -51,17 +53,3 @@ def _buffers_kept(model: nn.Module) -> Iterator[None]:
     finally:
         for buffer, value in zip(model.buffers(), kept, strict=True):
             buffer.copy_(value)
-
-
-@contextlib.contextmanager
-def _no_waiting() -> Iterator[None]:
-    """Raise if the CPU is made to wait for the GPU, which no graph can record.
-
-    Found out only while recording, it leaves torch 2.11 unable to record anything else in this process.
-    """
-    before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(before)

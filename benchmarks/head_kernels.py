@@ -2,7 +2,7 @@
 
 python benchmarks/head_kernels.py --out head_kernels.json
 
-With --sweep the kernels that take most of the time are timed with other tiles instead, to choose their defaults.
+With --sweep the kernels are timed with other tiles instead, to choose their defaults.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ from crispseg.bench.check import relative_error
 from crispseg.bench.contest import run_twice
 from crispseg.bench.modes import Recorder, Runner
 from crispseg.files import write_json
-from crispseg.ops import attend, matching, resizing
+from crispseg.ops import attend, attend_tokens, matching, resizing
 
 BOUND = 1e-2
 CLASSES, HEADS, DIM, PROTOTYPES, SIDE = 6, 8, 256, 3, 128  # of a CRISP-tiny at 512 px
+INNER, HIDDEN = 16, 2048  # a head's width where tokens and pixels meet, and the width of the tokens' perceptron
 WARMUP, REPEATS = 5, 30
+LAUNCHES = 20  # of a kernel in one graph, where its own time is asked for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,14 +52,17 @@ def cases(batch: int) -> list[Case]:
     pixels = draw(batch, length, DIM)
     keys, values = draw(2, batch, CLASSES, HEADS, DIM) / 16
     added, norm = draw(batch, CLASSES, HEADS), tuple(draw(3, DIM))
-    tokens = draw(2, batch, CLASSES, DIM)
+    tokens = draw(batch, CLASSES, DIM)
     finer, coarser = draw(batch, SIDE, SIDE, DIM), draw(batch, SIDE // 2, SIDE // 2, DIM)
     size = pixels.nbytes
-    hyper = (draw(batch, CLASSES, DIM), draw(CLASSES, DIM, DIM) / 16, draw(CLASSES, DIM))
+    hyper = (draw(CLASSES, DIM, DIM) / 16, draw(CLASSES, DIM))
     bank = (draw(batch, 4 * CLASSES), draw(CLASSES, 4, DIM))
-    qkv = (draw(batch, CLASSES, 3 * DIM),)
+    read, join = draw(batch, CLASSES, HEADS * INNER), (draw(HEADS * INNER, DIM) / 16, *draw(3, DIM))
+    own = (draw(3 * DIM, DIM) / 16, draw(3 * DIM))
+    perceptron = (*draw(2, HIDDEN, DIM) / 16, draw(HIDDEN), draw(DIM))
+    vectors = (*draw(2, 2 * HEADS, INNER, DIM) / 16, *draw(2, 2 * HEADS, INNER))
     return [
-        Case("tokens_attend_pixels", attend.tokens_attend_pixels, (keys, pixels), bytes=size),
+        Case("read_pixels", attend.read_pixels, (keys, pixels, draw(HEADS, INNER, DIM) / 16), bytes=size),
         Case(
             "pixels_attend_tokens",
             attend.pixels_attend_tokens,
@@ -74,12 +79,39 @@ def cases(batch: int) -> list[Case]:
         ),
         Case("resize_add", resizing.resize_add, (finer, coarser), bytes=2 * size + coarser.nbytes),
         Case("add_bias + ReLU", _bias_relu, (finer, norm[0]), bytes=2 * size),
-        Case("add_norm", attend.add_norm, (*tokens, *norm[:2]), (1e-5,)),
-        Case("attend_few", attend.attend_few, qkv, (HEADS,)),
-        Case("grouped_product", matching.grouped_product, hyper, (True,)),
+        Case("attend_own", _attend_own, (tokens, *own)),
+        Case("tokens of a layer", _layer, (tokens, read, *join, *perceptron, *vectors, *own)),
+        Case("join_grouped", _join_grouped, (tokens, read, *join, *hyper)),
+        Case("grouped_product", matching.grouped_product, (tokens, *hyper), (True,)),
         Case("max_and_mean", matching.max_and_mean, (draw(batch, 256, DIM) + 0.5,)),
         Case("mix_candidates", matching.mix_candidates, bank),
     ]
+
+
+def _attend_own(tokens: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return attend_tokens.attend_own(tokens, attend_tokens.OwnAttention(weight, bias, HEADS))
+
+
+def _join(weight: Tensor, bias: Tensor, gain: Tensor, shift: Tensor) -> attend_tokens.Join:
+    return attend_tokens.Join(weight, bias, attend_tokens.Norm(gain, shift, 1e-5))
+
+
+def _layer(tokens: Tensor, read: Tensor, *weights: Tensor) -> Tensor:
+    """What follows a reading of the pixels, up to the tokens' vectors for the next one."""
+    join = _join(*weights[:4])
+    first, second, first_bias, second_bias = weights[4:8]
+    perceptron = attend_tokens.Perceptron(first, first_bias, second, second_bias)
+    first, second, bias, score = weights[8:12]
+    vectors = attend_tokens.Vectors(first, bias, second, score)
+    own = attend_tokens.OwnAttention(*weights[12:], HEADS)
+    parts = attend_tokens.join_perceptron(tokens, read, join, perceptron)
+    tokens, made, _, attended = attend_tokens.settle(parts, join.norm, vectors, own)
+    narrow = attended[..., : read.shape[-1]].contiguous()
+    return made + attend_tokens.join_vectors(tokens, narrow, join, vectors)[1]
+
+
+def _join_grouped(tokens: Tensor, read: Tensor, *weights: Tensor) -> Tensor:
+    return attend_tokens.join_grouped(tokens, read, _join(*weights[:4]), *weights[4:], True)
 
 
 def _bias_relu(x: Tensor, bias: Tensor) -> Tensor:
@@ -128,42 +160,61 @@ def measure(case: Case, batch: int) -> dict[str, Any]:
     return row
 
 
-def sweep(batch: int) -> list[dict[str, Any]]:
-    """The three kernels that read the whole pixel map, with each of a few tiles; a wrong or failing one says so."""
-    from crispseg.ops import attend_kernels, matching_kernels
+def sweep(batch: int, only: list[str] | None) -> list[dict[str, Any]]:
+    """The kernels with each of a few tiles; a wrong or failing one says so."""
+    from crispseg.ops import attend_kernels, attend_tokens_kernels, matching_kernels
     from crispseg.ops.attend_kernels import Tiles
+    from crispseg.ops.attend_tokens_kernels import Pieces
 
-    places = {
-        "tokens_attend_pixels": (attend_kernels, "READ"),
-        "pixels_attend_tokens": (attend_kernels, "WRITE"),
-        "best_cosines": (matching_kernels, "MATCH"),
+    each = 1 << 30  # a program for each block of pixels
+    tried: dict[str, tuple[Any, str, list[Any]]] = {
+        "read_pixels": (
+            attend_kernels,
+            "READ",
+            [(64, 4, 2), (64, 4, 2, 132), (64, 4, 3, 132), (32, 4, 3), (32, 4, 4), (64, 4, 1), (128, 8, 2, 132)],
+        ),
+        "pixels_attend_tokens": (
+            attend_kernels,
+            "WRITE",
+            [(64, 4, 2), (64, 4, 1), (64, 4, 1, each), (64, 4, 3, 132), (128, 8, 2, 132), (128, 8, 1, 132), (32, 4, 2)],
+        ),
+        "best_cosines": (
+            matching_kernels,
+            "MATCH",
+            [(64, 4, 3), (64, 4, 2, 528), (64, 4, 1, each), (64, 4, 3, 528), (32, 4, 4, 396), (128, 4, 2)],
+        ),
+        "tokens of a layer": (attend_tokens_kernels, "PIECES", [Pieces(h, warps=w) for w in (4, 8) for h in (64, 128)]),
+        "attend_own": (attend_tokens_kernels, "PIECES", [Pieces(warps=w) for w in (4, 8)]),
+        "join_grouped": (attend_tokens_kernels, "PIECES", [Pieces(columns=c) for c in (16, 32, 64)]),
+        "grouped_product": (matching_kernels, "COLUMNS", [16, 32, 64]),
     }
-    tried = [Tiles(p, w, s) for p in (32, 64, 128) for w in (4, 8) for s in (1, 2, 3)]
     rows = []
     for case in cases(batch):
-        if case.name not in places:
+        if case.name not in tried or (only and not any(word in case.name for word in only)):
             continue
-        module, name = places[case.name]
+        module, name, values = tried[case.name]
         default = getattr(module, name)
-        for tiles in tried:
+        for value in values:
+            tiles = Tiles(*value) if type(value) is tuple else value
             setattr(module, name, tiles)
             try:
                 found: Any = round(_kernel_time(case), 2)
             except Exception as problem:  # too much shared memory for this GPU
                 found = type(problem).__name__
-            rows.append({"operation": case.name, "batch": batch, "tiles": tuple(tiles), "us": found})
+            rows.append({"operation": case.name, "batch": batch, name: tiles, "us": found})
             print(*rows[-1].values(), "(default)" if tiles == default else "", flush=True)
         setattr(module, name, default)
     return rows
 
 
 def _kernel_time(case: Case) -> float:
+    """Microseconds of one of many calls in a graph."""
     run = formula(case)
-    runner = Recorder().replayed(lambda *x: (run(*x),), case.tensors)
+    runner = Recorder().replayed(lambda *x: ([run(*x) for _ in range(LAUNCHES)][-1],), case.tensors)
     runner.place(case.tensors)
     if relative_error(runner.run(), (run(*(x.double() for x in case.tensors)),)) > BOUND:
         raise ValueError("wrong")
-    return statistics.median(1e3 * run_twice(runner) for _ in range(WARMUP + REPEATS))
+    return statistics.median(1e3 * run_twice(runner) for _ in range(WARMUP + REPEATS)) / LAUNCHES
 
 
 def main() -> None:
@@ -178,7 +229,7 @@ def main() -> None:
     with torch.no_grad():
         for batch in args.batch:
             if args.sweep:
-                rows += sweep(batch)
+                rows += sweep(batch, args.only)
                 continue
             for case in cases(batch):
                 if args.only and not any(word in case.name for word in args.only):

@@ -6,7 +6,16 @@ Run by tests/ops/test_attend.py in a process of its own, since the interpreter i
 import pytest
 import torch
 
-from crispseg.ops import attend, attend_kernels, matching, matching_kernels, resizing, resizing_kernels
+from crispseg.ops import (
+    attend,
+    attend_kernels,
+    attend_tokens,
+    attend_tokens_kernels,
+    matching,
+    matching_kernels,
+    resizing,
+    resizing_kernels,
+)
 from tests.conftest import relative_error
 
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-2}
@@ -22,19 +31,96 @@ def agree(kernel, formula, tensors, *rest):
     assert relative_error(found, truth) < BOUNDS[tensors[0].dtype]
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(1, 6, 24), (3, 1, 40), (2, 700, 5)])
-def test_add_norm(shape, dtype):
-    x, y = torch.randn(2, *shape).to(dtype)
-    weight, bias = torch.randn(2, shape[-1]).to(dtype)
-    agree(attend_kernels.add_norm, attend.add_norm, (x, y, weight, bias), 1e-5)
+def drawn(dtype, *shape):
+    return torch.randn(*shape).to(dtype)
+
+
+def join_of(inner, width, dtype):
+    norm = attend_tokens.Norm(*drawn(dtype, 2, width), 1e-5)
+    return attend_tokens.Join(drawn(dtype, inner, width) / inner**0.5, drawn(dtype, width), norm)
+
+
+def vectors_of(groups, inner, width, dtype):
+    matrices = drawn(dtype, 2, groups, inner, width) / width**0.5
+    bias, score = drawn(dtype, 2, groups, inner)
+    return attend_tokens.Vectors(matrices[0], bias, matrices[1], score)
+
+
+def own_of(heads, width, dtype):
+    return attend_tokens.OwnAttention(drawn(dtype, 3 * width, width) / width**0.5, drawn(dtype, 3 * width), heads)
+
+
+def doubled(value):
+    """Tensors in float64, also those within tuples of tuples."""
+    if isinstance(value, torch.Tensor):
+        return value.double()
+    return type(value)(*map(doubled, value)) if isinstance(value, tuple) else value
+
+
+def agree_all(kernel, formula, *arguments, total=None):
+    """`agree` for functions of tuples, and with several results."""
+    found, truth = kernel(*arguments), formula(*map(doubled, arguments))
+    if total is not None:
+        found, truth = total(found), total(truth)
+    found, truth = ((x,) if isinstance(x, torch.Tensor) else x for x in (found, truth))
+    assert len(found) == len(truth)
+    for one, other in zip(found, truth, strict=True):
+        assert one.shape == other.shape
+        assert one.numel() == 0 or relative_error(one, other) < BOUNDS[arguments[0].dtype]
+
+
+TOKENS = [(1, 6, 16, 32), (5, 6, 24, 24), (2, 19, 70, 16), (3, 1, 16, 48)]  # batch, tokens, read, width
 
 
 @pytest.mark.parametrize("dtype", PRODUCTS, ids=str)
-@pytest.mark.parametrize(("batch", "tokens", "heads", "width"), [(1, 6, 8, 8), (2, 1, 2, 5), (1, 33, 3, 20)])
-def test_attend_few(batch, tokens, heads, width, dtype):
-    wider = torch.randn(batch, tokens, 3 * heads * width + 7).to(dtype)
-    agree(lambda x: attend_kernels.attend_few(x, heads), lambda x: attend.attend_few(x, heads), (wider[..., 7:],))
+@pytest.mark.parametrize(("batch", "tokens", "inner", "width"), TOKENS)
+def test_join_perceptron(batch, tokens, inner, width, dtype):
+    hidden = 200
+    first, second = drawn(dtype, 2, hidden, width) / width**0.5
+    perceptron = attend_tokens.Perceptron(first, drawn(dtype, hidden), second, drawn(dtype, width))
+    x, read = drawn(dtype, batch, tokens, width), drawn(dtype, batch, tokens, inner)
+    functions = (attend_tokens_kernels.join_perceptron, attend_tokens.join_perceptron)
+    agree_all(*functions, x, read, join_of(inner, width, dtype), perceptron, total=lambda parts: parts.sum(0))
+
+
+@pytest.mark.parametrize("dtype", PRODUCTS, ids=str)
+@pytest.mark.parametrize(("batch", "tokens", "inner", "width"), TOKENS)
+@pytest.mark.parametrize("attending", [False, True])
+def test_settle(batch, tokens, inner, width, attending, dtype):
+    own = own_of(2, width, dtype) if attending else None
+    norm = attend_tokens.Norm(*drawn(dtype, 2, width), 1e-5)
+    parts, vectors = torch.randn(3, batch, tokens, width), vectors_of(3, 5, width, dtype)
+    truth = attend_tokens.settle(*map(doubled, (parts, norm, vectors, own)))
+    found = attend_tokens_kernels.settle(parts, norm, vectors, own)
+    for one, other in zip(found, truth, strict=True):
+        assert one.shape == other.shape
+        assert one.numel() == 0 or relative_error(one, other) < BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("dtype", PRODUCTS, ids=str)
+@pytest.mark.parametrize(("batch", "tokens", "inner", "width"), TOKENS)
+def test_attend_own(batch, tokens, inner, width, dtype):
+    x = drawn(dtype, batch, tokens, width)
+    agree_all(attend_tokens_kernels.attend_own, attend_tokens.attend_own, x, own_of(4, width, dtype))
+
+
+@pytest.mark.parametrize("dtype", PRODUCTS, ids=str)
+@pytest.mark.parametrize(("batch", "tokens", "inner", "width"), TOKENS)
+def test_join_vectors(batch, tokens, inner, width, dtype):
+    x, read = drawn(dtype, batch, tokens, width), drawn(dtype, batch, tokens, inner)
+    join, vectors = join_of(inner, width, dtype), vectors_of(2, 16, width, dtype)
+    agree_all(attend_tokens_kernels.join_vectors, attend_tokens.join_vectors, x, read, join, vectors)
+
+
+@pytest.mark.parametrize("dtype", PRODUCTS, ids=str)
+@pytest.mark.parametrize(("batch", "tokens", "inner", "width"), TOKENS)
+@pytest.mark.parametrize("shared", [False, True])
+def test_join_grouped(batch, tokens, inner, width, shared, dtype):
+    x, read = drawn(dtype, batch, tokens, width), drawn(dtype, batch, tokens, inner)
+    groups = 1 if shared else tokens
+    weight, bias = drawn(dtype, groups, width, 40) / width**0.5, drawn(dtype, groups, 40)
+    functions = (attend_tokens_kernels.join_grouped, attend_tokens.join_grouped)
+    agree_all(*functions, x, read, join_of(inner, width, dtype), weight, bias, True)
 
 
 @pytest.mark.parametrize("dtype", PRODUCTS, ids=str)
@@ -42,10 +128,11 @@ def test_attend_few(batch, tokens, heads, width, dtype):
     ("batch", "tokens", "heads", "width", "length"),
     [(1, 6, 8, 32, 150), (2, 3, 2, 20, 1), (1, 32, 3, 16, 70), (3, 1, 1, 16, 65)],
 )
-def test_tokens_attend_pixels(batch, tokens, heads, width, length, dtype):
+def test_read_pixels(batch, tokens, heads, width, length, dtype):
     queries = torch.randn(batch, tokens, heads * width + 8)[..., 8:].unflatten(-1, (heads, width)).to(dtype)
     pixels = torch.randn(batch, length, width).to(dtype)
-    agree(attend_kernels.tokens_attend_pixels, attend.tokens_attend_pixels, (queries, pixels))
+    projection = torch.randn(heads, 7, width).to(dtype)
+    agree(attend_kernels.read_pixels, attend.read_pixels, (queries, pixels, projection))
 
 
 @pytest.mark.parametrize("dtype", PRODUCTS, ids=str)
@@ -67,7 +154,7 @@ def test_pixels_attend_tokens(batch, tokens, heads, width, length, dtype):
 def test_attention_with_scores_far_apart():
     """Every pixel has one token and every token one pixel that wins by hundreds."""
     queries, pixels = 100 * torch.randn(1, 4, 2, 16), torch.randn(1, 90, 16)
-    agree(attend_kernels.tokens_attend_pixels, attend.tokens_attend_pixels, (queries, pixels))
+    agree(attend_kernels.read_pixels, attend.read_pixels, (queries, pixels, torch.randn(2, 4, 16)))
     keys, added, values = 100 * torch.randn(1, 4, 2, 16), 500 * torch.randn(1, 4, 2), torch.randn(1, 4, 2, 16)
     norm = (torch.randn(16), torch.randn(16), torch.randn(16))
     tensors = (pixels, keys, added, values, *norm)

@@ -10,7 +10,7 @@ from torch.nn import functional
 import crispseg
 from crispseg.bench.check import NETWORK_BOUNDS
 from crispseg.fused.layers import linear_gelu
-from crispseg.ops import attend, matching, resizing
+from crispseg.ops import attend, attend_tokens, matching, resizing
 from tests.conftest import relative_error
 from tests.fused.models import small_crisp, unsettled
 
@@ -55,23 +55,79 @@ def test_attention(batch, tokens, heads, width, length, dtype):
     keys, values = keys.unflatten(-1, (heads, width)), values.unflatten(-1, (heads, width))
     pixels = draw(batch, length, width, dtype=dtype)
     norm = tuple(draw(3, width, dtype=dtype))
-    agree(attend.tokens_attend_pixels, (keys, pixels))
+    projection = draw(heads, 16, width, dtype=dtype)
+    agree(attend.read_pixels, (keys, pixels, projection))
     agree(attend.pixels_attend_tokens, (pixels, keys, added, values, *norm), 1e-5)
-    agree(attend.tokens_attend_pixels, (1e2 * keys, pixels))
+    agree(attend.read_pixels, (1e2 * keys, pixels, projection))
     agree(attend.pixels_attend_tokens, (pixels, 1e2 * keys, added, values, *norm), 1e-5)
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("tokens", [1, 6, 32, 64])
 def test_token_operations(tokens, dtype):
-    agree(lambda x: attend.attend_few(x, 8), (draw(3, tokens, 3 * 256, dtype=dtype),))
-    x, y = draw(2, 3, tokens, 256, dtype=dtype)
-    agree(attend.add_norm, (x, y, *draw(2, 256, dtype=dtype)), 1e-5)
     agree(matching.mix_candidates, (draw(3, tokens * 4, dtype=dtype), draw(tokens, 4, 256, dtype=dtype)))
     for groups in (1, tokens):
         weight, bias = draw(groups, 256, 768, dtype=dtype), draw(groups, 768, dtype=dtype)
         for relu in (False, True):
             agree(matching.grouped_product, (draw(3, tokens, 256, dtype=dtype), weight, bias), relu)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("scale", [1, 1e3])
+@pytest.mark.parametrize(
+    ("batch", "tokens", "width"), [(1, 6, 256), (16, 6, 256), (3, 1, 64), (2, 19, 96), (5, 64, 128)]
+)
+def test_token_steps(batch, tokens, width, scale, dtype):
+    def matrix(*shape):
+        return draw(*shape, dtype=dtype) / shape[-1] ** 0.5
+
+    inner, heads = width // 16, 8
+    x, read = scale * draw(batch, tokens, width, dtype=dtype), scale * draw(batch, tokens, width // 2, dtype=dtype)
+    joining = (matrix(width // 2, width), *draw(3, width, dtype=dtype))
+    own = (matrix(3 * width, width), draw(3 * width, dtype=dtype))
+    hidden = (
+        matrix(8 * width, width),
+        draw(8 * width, dtype=dtype),
+        matrix(8 * width, width),
+        draw(width, dtype=dtype),
+    )
+    vectors = (matrix(12, inner, width), draw(12, inner, dtype=dtype), matrix(12, inner, width))
+    vectors = (*vectors, draw(12, inner, dtype=dtype))
+
+    def join(weight, bias, gain, shift):
+        return attend_tokens.Join(weight, bias, attend_tokens.Norm(gain, shift, 1e-5))
+
+    def perceptron(x, read, *weights):
+        perceptron = attend_tokens.Perceptron(*weights[4:])
+        return attend_tokens.join_perceptron(x, read, join(*weights[:4]), perceptron).sum(0)
+
+    def settled(i):
+        def run(x, gain, shift, *weights):
+            own = attend_tokens.OwnAttention(*weights[4:], heads)
+            parts = torch.stack([x, x.flip(0), 0.5 * x]).to(torch.promote_types(x.dtype, torch.float32))
+            norm = attend_tokens.Norm(gain, shift, 1e-5)
+            return attend_tokens.settle(parts, norm, attend_tokens.Vectors(*weights[:4]), own)[i]
+
+        return run
+
+    def queries(i):
+        def run(x, read, *weights):
+            vectors = attend_tokens.Vectors(*weights[4:])
+            return attend_tokens.join_vectors(x, read, join(*weights[:4]), vectors)[i]
+
+        return run
+
+    def hyper(x, read, *weights):
+        return attend_tokens.join_grouped(x, read, join(*weights[:4]), *weights[4:], True)
+
+    agree(perceptron, (x, read, *joining, *hidden))
+    for i in range(4):
+        agree(settled(i), (x, *joining[2:], *vectors, *own))
+    agree(lambda x, *own: attend_tokens.attend_own(x, attend_tokens.OwnAttention(*own, heads)), (x / scale, *own))
+    for i in range(2):
+        agree(queries(i), (x, read, *joining, *vectors))
+    for groups in (1, tokens):
+        agree(hyper, (x, read, *joining, matrix(groups, width, 40), draw(groups, 40, dtype=dtype)))
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from crispseg.ops.attend import add_norm, attend_few, pixels_attend_tokens, tokens_attend_pixels
+from crispseg.ops.attend import pixels_attend_tokens, read_pixels
 from crispseg.ops.resizing import add_bias_, resize_add
 
 ROOT = Path(__file__).parents[2]
@@ -23,32 +23,15 @@ def normed(x, weight, bias, eps):
     return (x - x.mean()) / torch.sqrt(((x - x.mean()) ** 2).mean() + eps) * weight + bias
 
 
-def test_add_norm():
-    x, y, weight, bias = draw(2, 3, 8), draw(2, 3, 8), draw(8), draw(8)
-    found = add_norm(x, y, weight, bias, 1e-3)
-    for b in range(2):
-        for t in range(3):
-            torch.testing.assert_close(found[b, t], normed(x[b, t] + y[b, t], weight, bias, 1e-3))
-
-
-def test_attend_few():
-    qkv = draw(2, 5, 3 * 3 * 4)
-    found = attend_few(qkv, heads=3)
-    for b in range(2):
-        for h in range(3):
-            q, k, v = (qkv[b, :, part * 12 + h * 4 : part * 12 + h * 4 + 4] for part in range(3))
-            expected = torch.softmax(q @ k.T / 2, -1) @ v
-            torch.testing.assert_close(found[b, :, h * 4 : h * 4 + 4], expected)
-
-
-def test_tokens_attend_pixels():
-    queries, pixels = draw(2, 3, 2, 6), draw(2, 7, 6)
-    found = tokens_attend_pixels(queries, pixels)
+def test_read_pixels():
+    queries, pixels, projection = draw(2, 3, 2, 6), draw(2, 7, 6), draw(2, 5, 6)
+    found = read_pixels(queries, pixels, projection)
     for b in range(2):
         for t in range(3):
             for h in range(2):
                 weights = torch.softmax(pixels[b] @ queries[b, t, h], 0)
-                torch.testing.assert_close(found[b, t, h], (weights[:, None] * pixels[b]).sum(0))
+                expected = projection[h] @ (weights[:, None] * pixels[b]).sum(0)
+                torch.testing.assert_close(found[b, t, 5 * h : 5 * h + 5], expected)
 
 
 def test_pixels_attend_tokens():
@@ -70,7 +53,7 @@ def test_large_scores_stay_finite():
     norm = torch.zeros(6), torch.ones(6), torch.zeros(6)
     written = pixels_attend_tokens(pixels, keys, torch.zeros(1, 3, 2), values, *norm, 1e-5)
     assert written.isfinite().all()
-    assert tokens_attend_pixels(keys, pixels).isfinite().all()
+    assert read_pixels(keys, pixels, torch.randn(2, 3, 6)).isfinite().all()
 
 
 def test_resize_add():

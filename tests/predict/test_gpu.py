@@ -2,8 +2,10 @@ import numpy as np
 import pytest
 import torch
 
+import crispseg
+from crispseg.models.base import ModelInfo
 from crispseg.predict.bands import Pace, finished_bands
-from crispseg.predict.evaluate import Evaluator
+from crispseg.predict.evaluate import CERTAIN, Evaluator
 from crispseg.predict.plan import make_plan
 from crispseg.predict.products import Products
 from crispseg.predict.source import ArraySource
@@ -36,3 +38,14 @@ def test_the_gpu_makes_the_cpus_map(batch_size):
 def test_the_same_run_gives_the_same_bytes():
     for one, other in zip(maps("cuda", 4), maps("cuda", 4), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(("precision", "most"), [("float32", 0.002), ("bfloat16", 0.05)])
+def test_the_fused_model_gives_the_cpus_probabilities(precision, most):
+    torch.manual_seed(0)
+    model = crispseg.create_model("crisp_nano", num_classes=4)
+    model.info = ModelInfo(mean=(90.0,) * 3, std=(40.0,) * 3)
+    tiles = list(np.random.default_rng(0).integers(0, 255, (3, 3, 96, 80)).astype(np.uint8))
+    expected = Evaluator(model, torch.device("cpu"))(tiles).float() / CERTAIN
+    found = Evaluator(model, torch.device("cuda"), precision=precision)(tiles).cpu().float() / CERTAIN
+    assert (found - expected).abs().max() < most

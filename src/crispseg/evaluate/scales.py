@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -20,6 +22,10 @@ class AtScales(SegmentationModel):
         self.model, self.scales = model, scales
         self.name, self.info = model.name, model.info
         self.num_classes, self.in_channels = model.num_classes, model.in_channels
+
+    def fused(self, precision: torch.dtype | None = None, graphs: bool = True) -> Any:
+        """The views are made in float32, as here; what looks at them is fused."""
+        return AtScales(self.model.fused(precision, graphs), self.scales)  # type: ignore[arg-type]
 
     def forward(self, image: Tensor) -> Tensor:
         size = (image.shape[-2], image.shape[-1])

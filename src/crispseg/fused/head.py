@@ -2,9 +2,10 @@
 
 A pixel is never projected. Tokens attend pixels: scores q_h (W_k x) = (W_k^T q_h) x, and the values' projection
 follows the weighted mean; the keys' bias is the same for all pixels and cancels. Pixels attend tokens: scores
-(W_q x + b) k_h = x (W_q^T k_h) + b k_h, and the values come with the output projection already in them. Everything
-that is linear in the tokens is one product. `order` renumbers the pixels' channels so that the descriptors of
-a pixel's four quarters, where it has them, lie side by side.
+(W_q x + b) k_h = x (W_q^T k_h) + b k_h, and the values come with the output projection already in them. The vectors
+W_k^T q_h, W_q^T k_h and these values are made from the tokens in two narrow steps, which are an eighth of the weights
+that the product of the two would have. `order` renumbers the pixels' channels so that the descriptors of a pixel's
+four quarters, where it has them, lie side by side.
 """
 
 from __future__ import annotations
@@ -15,9 +16,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from crispseg.fused.layers import Packed, Product, aligned, channels_last, convolve, padded
+from crispseg.fused.layers import Packed, Product, channels_last, convolve
 from crispseg.models.omp import Attention, ConcatNeck, DynamicTokens, HyperNetwork, OMPHead, TopDownNeck, TwoWayLayer
-from crispseg.ops.attend import add_norm, attend_few, pixels_attend_tokens, tokens_attend_pixels
+from crispseg.ops.attend import pixels_attend_tokens, read_pixels
+from crispseg.ops.attend_tokens import (
+    Join,
+    Norm,
+    OwnAttention,
+    Perceptron,
+    Vectors,
+    attend_own,
+    join_grouped,
+    join_perceptron,
+    join_vectors,
+    settle,
+)
 from crispseg.ops.matching import best_cosines, grouped_product, max_and_mean, mix_candidates
 from crispseg.ops.resizing import resize_add
 
@@ -94,47 +107,38 @@ def _per_head(linear: nn.Linear, heads: int) -> tuple[Tensor, Tensor]:
     return linear.weight.unflatten(0, (heads, -1)), linear.bias.unflatten(0, (heads, -1))
 
 
-def _queries_for_pixels(attention: Attention, order: Tensor) -> tuple[Tensor, Tensor]:
-    """tokens -> (heads x dim): what a token's score is with a pixel, as a vector the pixel is multiplied with."""
+def _queries(attention: Attention, order: Tensor) -> list[Tensor]:
+    """tokens -> what a pixel is multiplied with for a token's score, of each head: the parts of `Vectors`."""
     (q, q_bias), (k, _) = (_per_head(linear, attention.heads) for linear in (attention.q, attention.k))
-    k = k[:, :, order] / q.shape[1] ** 0.5
-    return torch.einsum("hwp,hwt->hpt", k, q).flatten(0, 1), torch.einsum("hwp,hw->hp", k, q_bias).flatten()
+    return [q, q_bias, k[:, :, order] / q.shape[1] ** 0.5, torch.zeros_like(q_bias)]
 
 
-def _from_mean_pixels(attention: Attention, order: Tensor) -> tuple[Tensor, Tensor]:
-    """(heads x dim) weighted means of pixels -> what is added to a token."""
-    v, _ = _per_head(attention.v, attention.heads)
-    out = attention.out.weight.unflatten(1, (attention.heads, -1))  # (dim, heads, width)
-    weight = torch.einsum("thw,hwp->thp", out, v[:, :, order]).flatten(1)
-    return weight, attention.out.weight @ attention.v.bias + attention.out.bias
-
-
-def _keys_for_pixels(attention: Attention, order: Tensor) -> tuple[Tensor, Tensor]:
-    """tokens -> keys (heads x dim), values (heads x dim), added to scores (heads): for pixels as they are."""
+def _keys_and_values(attention: Attention, order: Tensor) -> list[Tensor]:
+    """tokens -> keys, then values, for pixels as they are: the parts of `Vectors`, of which the keys' have scores."""
     (q, q_bias), (k, k_bias), (v, v_bias) = (
         _per_head(linear, attention.heads) for linear in (attention.q, attention.k, attention.v)
     )
     scale = q.shape[1] ** -0.5
-    q, q_bias = q[:, :, order] * scale, q_bias * scale
-    out = attention.out.weight[order].unflatten(1, (attention.heads, -1))  # (dim, heads, width)
-    weights = (
-        torch.einsum("hwp,hwt->hpt", q, k).flatten(0, 1),
-        torch.einsum("phw,hwt->hpt", out, v).flatten(0, 1),
-        torch.einsum("hw,hwt->ht", q_bias, k),
-    )
-    biases = (
-        torch.einsum("hwp,hw->hp", q, k_bias).flatten(),
-        torch.einsum("phw,hw->hp", out, v_bias).flatten(),
-        torch.einsum("hw,hw->h", q_bias, k_bias),
-    )
-    return torch.cat(weights), torch.cat(biases)
+    out = attention.out.weight[order].unflatten(1, (attention.heads, -1)).permute(1, 2, 0)  # (heads, width, dim)
+    keys = [k, k_bias, q[:, :, order] * scale, q_bias * scale]
+    return [torch.cat(pair) for pair in zip(keys, [v, v_bias, out, torch.zeros_like(v_bias)], strict=True)]
 
 
-def _stacked(parts: Sequence[tuple[Tensor, Tensor]], dtype: torch.dtype) -> Product:
-    """Several linear maps of the same tokens as one product, its width aligned."""
-    weight, bias = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-    count = aligned(len(bias))
-    return Product(padded(weight, count), padded(bias, count), dtype)
+class FusedVectors(Packed):
+    """Several sets of vectors of the same tokens."""
+
+    first: Tensor
+    bias: Tensor
+    second: Tensor
+    score: Tensor
+
+    def __init__(self, sets: Sequence[list[Tensor]], dtype: torch.dtype) -> None:
+        super().__init__()
+        first, bias, second, score = (torch.cat(tensors).contiguous() for tensors in zip(*sets, strict=True))
+        self.keep(dtype, first=first, bias=bias, second=second, score=score)
+
+    def packed(self) -> Vectors:
+        return Vectors(self.first, self.bias, self.second, self.score)
 
 
 class FusedNorm(Packed):
@@ -147,68 +151,115 @@ class FusedNorm(Packed):
         self.eps = norm.eps
         self.keep(dtype, weight=norm.weight[every], bias=norm.bias[every])
 
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """LayerNorm of x + y."""
-        return add_norm(x, y, self.weight, self.bias, self.eps)
+    def packed(self) -> Norm:
+        return Norm(self.weight, self.bias, self.eps)
 
 
-class FusedRead(nn.Module):
-    """Tokens attend pixels: takes the tokens and their queries (B, T, heads x dim)."""
+class FusedJoin(Packed):
+    """The output projection of an attention, residual and LayerNorm; `offset` is added to what is projected."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, out: nn.Linear, norm: nn.LayerNorm, dtype: torch.dtype, offset: Tensor | None = None) -> None:
+        super().__init__()
+        bias = out.bias if offset is None else out.bias + out.weight @ offset
+        self.keep(dtype, weight=out.weight.t().contiguous(), bias=bias)
+        self.norm = FusedNorm(norm, dtype)
+
+    def packed(self) -> Join:
+        return Join(self.weight, self.bias, self.norm.packed())
+
+
+class FusedRead(Packed):
+    """Tokens attend pixels: their queries (B, T, heads, dim) and the pixels -> what `join` takes."""
+
+    projection: Tensor  # (heads, width, dim): the values' projection, applied to means of pixels
 
     def __init__(self, attention: Attention, norm: nn.LayerNorm, order: Tensor, dtype: torch.dtype) -> None:
         super().__init__()
-        self.heads = attention.heads
-        self.out = Product(*_from_mean_pixels(attention, order), dtype)
-        self.norm = FusedNorm(norm, dtype)
+        values, bias = _per_head(attention.v, attention.heads)
+        self.keep(dtype, projection=values[:, :, order].contiguous())
+        self.joining = FusedJoin(attention.out, norm, dtype, bias.flatten())
 
-    def forward(self, tokens: Tensor, queries: Tensor, pixels: Tensor) -> Tensor:
-        means = tokens_attend_pixels(queries.unflatten(-1, (self.heads, -1)), pixels)
-        return self.norm(tokens, self.out(means.flatten(2)))
+    def forward(self, queries: Tensor, pixels: Tensor) -> Tensor:
+        return read_pixels(queries, pixels, self.projection)
+
+    def join(self) -> Join:
+        return self.joining.packed()
+
+
+class FusedOwn(Packed):
+    """Tokens attend each other, and then have queries for the pixels."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, layer: TwoWayLayer, order: Tensor, dtype: torch.dtype) -> None:
+        super().__init__()
+        own = layer.self_attention
+        linears = (own.q, own.k, own.v)
+        self.heads = own.heads
+        self.keep(dtype, weight=torch.cat([x.weight for x in linears]), bias=torch.cat([x.bias for x in linears]))
+        self.join = FusedJoin(own.out, layer.norm1, dtype)
+        self.queries = FusedVectors([_queries(layer.tokens_to_pixels, order)], dtype)
+
+    def packed(self) -> OwnAttention:
+        return OwnAttention(self.weight, self.bias, self.heads)
+
+    def forward(self, tokens: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens, and what they got from each other -> tokens, queries (B, T, heads, dim)."""
+        return join_vectors(tokens, attended, self.join.packed(), self.queries.packed())
 
 
 class FusedLayer(Packed):
-    """One layer of two-way attention. It starts from the tokens' own queries, keys and values, which the layer before
-    made together with what its pixels needed, and hands on what the next reader of the tokens starts from."""
+    """One layer of two-way attention, from its tokens' queries to those of the next reader: the next layer, whose
+    tokens first attend each other (`following`), or the final attention (whose queries are among `vectors`)."""
 
     out_bias: Tensor
+    first: Tensor
+    first_bias: Tensor
+    second: Tensor
+    second_bias: Tensor
 
-    def __init__(self, layer: TwoWayLayer, following: tuple[Tensor, Tensor], order: Tensor, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        layer: TwoWayLayer,
+        following: FusedOwn | None,
+        final: Sequence[list[Tensor]],
+        order: Tensor,
+        dtype: torch.dtype,
+    ) -> None:
         super().__init__()
-        own, written = layer.self_attention, layer.pixels_to_tokens
-        self.heads = own.heads
-        self.own_out = Product.of(own.out, dtype)
-        self.norm1 = FusedNorm(layer.norm1, dtype)
-        self.queries = _stacked([_queries_for_pixels(layer.tokens_to_pixels, order)], dtype)
+        written = layer.pixels_to_tokens
+        self.heads = written.heads
         self.read = FusedRead(layer.tokens_to_pixels, layer.norm2, order, dtype)
-        fc1, _, fc2 = layer.mlp
-        self.fc1, self.fc2 = Product.of(fc1, dtype, relu=True), Product.of(fc2, dtype)
+        (first, first_bias), (second, second_bias) = map(_weights, (layer.mlp[0], layer.mlp[2]))
+        self.keep(
+            dtype,
+            first=first,
+            first_bias=first_bias,
+            second=second.t().contiguous(),
+            second_bias=second_bias,
+            out_bias=written.out.bias[order],
+        )
         self.norm3 = FusedNorm(layer.norm3, dtype)
-        self.after = _stacked([_keys_for_pixels(written, order), following], dtype)
-        self.following = len(following[1])
-        self.keep(dtype, out_bias=written.out.bias[order])
+        self.vectors = FusedVectors([_keys_and_values(written, order), *final], dtype)
         self.norm4 = FusedNorm(layer.norm4, dtype, order)
+        self.following = following
 
-    def forward(self, tokens: Tensor, qkv: Tensor, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        tokens = self.norm1(tokens, self.own_out(attend_few(qkv, self.heads)))
-        tokens = self.read(tokens, self.queries(tokens), pixels)
-        tokens = self.norm3(tokens, self.fc2(self.fc1(tokens)))
-        size = self.heads * pixels.shape[-1]
-        products = self.after(tokens)
-        keys, values, added, following = products[..., : 2 * size + self.heads + self.following].split(
-            [size, size, self.heads, self.following], dim=-1
-        )
-        heads = (self.heads, -1)
+    def forward(self, tokens: Tensor, queries: Tensor, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        perceptron = Perceptron(self.first, self.first_bias, self.second, self.second_bias)
+        parts = join_perceptron(tokens, self.read(queries, pixels), self.read.join(), perceptron)
+        own = self.following.packed() if self.following is not None else None
+        tokens, vectors, added, attended = settle(parts, self.norm3.packed(), self.vectors.packed(), own)
+        keys, values, queries = vectors.tensor_split((self.heads, 2 * self.heads), dim=2)
         pixels = pixels_attend_tokens(
-            pixels,
-            keys.unflatten(-1, heads),
-            added,
-            values.unflatten(-1, heads),
-            self.out_bias,
-            self.norm4.weight,
-            self.norm4.bias,
-            self.norm4.eps,
+            pixels, keys, added[..., : self.heads], values, self.out_bias, *self.norm4.packed()
         )
-        return tokens, following, pixels
+        if self.following is not None:
+            tokens, queries = self.following(tokens, attended)
+        return tokens, queries, pixels
 
 
 class FusedHyper(Packed):
@@ -218,18 +269,22 @@ class FusedHyper(Packed):
         for i, (weight, bias) in enumerate(zip(hyper.weights, hyper.biases, strict=True)):
             self.keep(dtype, **{f"weight{i}": weight, f"bias{i}": bias[:, 0]})
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """(B, classes, dim) -> (B, classes, K, d_h), not normalised."""
-        x = tokens
-        for i in range(self.count):
-            x = grouped_product(x, getattr(self, f"weight{i}"), getattr(self, f"bias{i}"), relu=i < self.count - 1)
+    def forward(self, tokens: Tensor, read: Tensor, join: Join) -> Tensor:
+        """Of the joined tokens (B, classes, dim): (B, classes, K, d_h), not normalised."""
+        x = join_grouped(tokens, read, join, *self._layer(0))
+        for i in range(1, self.count):
+            x = grouped_product(x, *self._layer(i))
         return x.unflatten(-1, (self.prototypes, -1))
+
+    def _layer(self, i: int) -> tuple[Tensor, Tensor, bool]:
+        """Weight, bias, and whether a ReLU follows."""
+        return getattr(self, f"weight{i}"), getattr(self, f"bias{i}"), i < self.count - 1
 
 
 class FusedHead(nn.Module):
     """The parts of OMPHead: `neck` takes feature maps (B, h, w, C) to the pixel map, `first_tokens` the deepest one to
-    tokens, and a call both to scores (B, classes, h', w') at the descriptors' stride, in float32 at least. Takes a head
-    whose BatchNorms are folded."""
+    tokens, and a call both to scores (B, classes, h w quarters) in float32 at least. Takes a head whose BatchNorms are
+    folded."""
 
     def __init__(self, head: OMPHead, dtype: torch.dtype) -> None:
         super().__init__()
@@ -243,36 +298,26 @@ class FusedHead(nn.Module):
         )
         self.tokens = FusedTokens(head.tokens, dtype)
         layers: list[Any] = list(head.layers)
-        starts = [_own_projections(layer.self_attention) for layer in layers]
-        self.start = _stacked(starts[:1], dtype)
-        starts.append(_queries_for_pixels(head.final_attention, order))
+        final = [_queries(head.final_attention, order)]
+        first, *others = (FusedOwn(layer, order, dtype) for layer in layers)
+        self.first = first
         self.layers = nn.ModuleList(
-            FusedLayer(layer, following, order, dtype) for layer, following in zip(layers, starts[1:], strict=True)
+            FusedLayer(layer, following, [] if following else final, order, dtype)
+            for layer, following in zip(layers, [*others, None], strict=True)
         )
         self.final = FusedRead(head.final_attention, head.final_norm, order, dtype)
         self.hyper = FusedHyper(head.hyper, dtype)
         self.scale = head.scale().item()
 
     def first_tokens(self, feature: Tensor) -> tuple[Tensor, Tensor]:
-        """The class tokens, and what the first layer starts from."""
+        """The class tokens, which have attended each other, and the queries with which they read the pixels."""
         tokens = self.tokens(feature)
-        return tokens, self.start(tokens)
+        return self.first(tokens, attend_own(tokens, self.first.packed()))
 
-    def forward(self, x: Tensor, tokens: Tensor, following: Tensor) -> Tensor:
-        height, width = x.shape[1:3]
-        pixels = x.reshape(x.shape[0], height * width, -1)
+    def forward(self, x: Tensor, tokens: Tensor, queries: Tensor) -> Tensor:
+        pixels = x.flatten(1, 2)
         for layer in self.layers:
-            tokens, following, pixels = layer(tokens, following, pixels)
-        prototypes = self.hyper(self.final(tokens, following, pixels))
+            tokens, queries, pixels = layer(tokens, queries, pixels)
+        prototypes = self.hyper(tokens, self.final(queries, pixels), self.final.join())
         descriptors = pixels.view(pixels.shape[0], -1, prototypes.shape[-1])  # (B, L x quarters, d_h)
-        scores = best_cosines(descriptors, prototypes, self.scale)
-        if self.quarters == 1:
-            return scores.unflatten(-1, (height, width))
-        quarters = scores.unflatten(-1, (height, width, 2, 2)).transpose(-3, -2)
-        return quarters.reshape(*scores.shape[:2], 2 * height, 2 * width)
-
-
-def _own_projections(attention: Attention) -> tuple[Tensor, Tensor]:
-    """Queries, keys and values of tokens that attend each other."""
-    linears = (attention.q, attention.k, attention.v)
-    return torch.cat([linear.weight for linear in linears]), torch.cat([linear.bias for linear in linears])
+        return best_cosines(descriptors, prototypes, self.scale)

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from crispseg.models.layers import to_channels_first, to_channels_last
-from crispseg.ops.resizing import add_bias_
+from crispseg.ops.convolution import convolve as convolve
 
 ALIGNMENT = 8  # widths of matrix products are multiples of it: others take a slow path in half precision
 
@@ -59,18 +58,6 @@ def linear_gelu(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     if rows.is_cuda and rows.dtype in (torch.bfloat16, torch.float16):
         return torch._addmm_activation(bias, rows, weight, use_gelu=True)
     return functional.gelu(torch.addmm(bias, rows, weight))
-
-
-def convolve(
-    x: Tensor, weight: Tensor, bias: Tensor, stride: int = 1, residual: Tensor | None = None, relu: bool = False
-) -> Tensor:
-    """A convolution of x (B, H, W, C) with "same" padding, its bias, residual and ReLU in one more pass.
-
-    torch.cudnn_convolution_relu would do without that pass, but hands cuDNN its unwritten output as a summand of
-    weight zero, and what was in that memory may not have been finite.
-    """
-    y = functional.conv2d(to_channels_first(x), weight, None, stride, weight.shape[-1] // 2)
-    return add_bias_(to_channels_last(y), bias, residual, relu)
 
 
 def channels_last(weight: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from crispseg.ops.choice import kernels_wanted
 from crispseg.ops.spec import widened
 
 MOST_CHANNELS = 256  # of a pixel, which one program of a kernel holds
-_MOST_TOKENS = 64
+MOST_TOKENS = 64
 
 
 def kernels_apply(*tensors: Tensor) -> bool:
@@ -28,33 +28,16 @@ def kernels_apply(*tensors: Tensor) -> bool:
     )
 
 
-def add_norm(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """LayerNorm of x + y over the last axis."""
-    if kernels_apply(x, y) and x.shape[-1] <= 4096:
+def read_pixels(queries: Tensor, pixels: Tensor, projection: Tensor) -> Tensor:
+    """Tokens attend pixels: means of the pixels (B, L, D), weighted by the softmax of their products with each query
+    (B, T, heads, D), each times its head's projection (heads, w, D). Returns (B, T, heads x w)."""
+    if kernels_apply(queries, pixels, projection) and pixels.shape[2] <= MOST_CHANNELS:
         from crispseg.ops import attend_kernels
 
-        return attend_kernels.add_norm(x, y, weight, bias, eps)
-    return functional.layer_norm(x + y, weight.shape, weight, bias, eps)
-
-
-def attend_few(qkv: Tensor, heads: int) -> Tensor:
-    """Tokens attend each other: queries, keys and values side by side (B, T, 3 D) -> (B, T, D)."""
-    if kernels_apply(qkv) and qkv.shape[1] <= _MOST_TOKENS and qkv.shape[2] <= 3 * 128 * heads:
-        from crispseg.ops import attend_kernels
-
-        return attend_kernels.attend_few(qkv, heads)
-    q, k, v = qkv.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)  # (B, heads, T, D / heads) each
-    return functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
-
-
-def tokens_attend_pixels(queries: Tensor, pixels: Tensor) -> Tensor:
-    """Means of the pixels (B, L, D), weighted by the softmax of their products with each query (B, T, heads, D)."""
-    if kernels_apply(queries, pixels) and pixels.shape[2] <= MOST_CHANNELS:
-        from crispseg.ops import attend_kernels
-
-        return attend_kernels.tokens_attend_pixels(queries, pixels)
+        return attend_kernels.read_pixels(queries, pixels, projection)
     scores = queries.flatten(1, 2) @ pixels.transpose(1, 2)  # (B, T * heads, L)
-    return (widened(scores).softmax(-1).to(pixels.dtype) @ pixels).view(queries.shape)
+    means = (widened(scores).softmax(-1).to(pixels.dtype) @ pixels).view(queries.shape)
+    return torch.einsum("bthd,hwd->bthw", means, projection).flatten(2)
 
 
 def pixels_attend_tokens(
@@ -72,7 +55,7 @@ def pixels_attend_tokens(
     pixels (B, L, D); keys and values (B, T, heads, D); added to the scores (B, T, heads). Scores are x . keys + added.
     """
     tensors = (pixels, keys, added, values)
-    if kernels_apply(*tensors) and keys.shape[1] <= _MOST_TOKENS and pixels.shape[2] <= MOST_CHANNELS:
+    if kernels_apply(*tensors) and keys.shape[1] <= MOST_TOKENS and pixels.shape[2] <= MOST_CHANNELS:
         from crispseg.ops import attend_kernels
 
         return attend_kernels.pixels_attend_tokens(*tensors, bias, norm_weight, norm_bias, eps)

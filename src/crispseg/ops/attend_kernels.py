@@ -10,209 +10,219 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from crispseg.ops.early import early
+from crispseg.ops.triton_kernels import after_the_kernel_before
+
 LOG2_E = tl.constexpr(1.4426950408889634)
-_PROGRAMS = 132  # at most, where the pixels are split among them: one for each multiprocessor of an H200
 
 
 class Tiles(NamedTuple):
-    """Pixels that a program holds at a time, its warps, and the stages of its loads; in half precision."""
+    """Pixels that a program holds at a time, its warps, the stages of its loads, and how many programs share the
+    pixels of all images: two for each of an H200's 132 multiprocessors, unless their memory allows only one."""
 
     pixels: int
     warps: int
     stages: int
+    programs: int = 264
+
+    def span(self, batch: int, length: int) -> int:
+        """How many pixels each program takes, one block after another."""
+        blocks = triton.cdiv(length, self.pixels)
+        return triton.cdiv(blocks, max(1, min(blocks, self.programs // batch))) * self.pixels
 
 
-READ = Tiles(64, 8, 3)  # tokens attend pixels
-WRITE = Tiles(64, 8, 1)  # pixels attend tokens
+READ = Tiles(64, 4, 3, 132)  # tokens attend pixels
+WRITE = Tiles(64, 4, 2)  # pixels attend tokens
+WRITE_MORE = Tiles(64, 8, 1)  # so many tokens that not all heads are attended at once
 _FLOAT32 = Tiles(16, 4, 1)  # for the interpreter; attend.py takes torch's products in float32
 
 
 @triton.jit
-def _normalised(x, columns, width, weight, bias, eps):
-    """LayerNorm of the rows of x, whose columns beyond `width` are zero."""
-    mean = tl.sum(x, 1) / width
-    centred = tl.where(columns[None, :] < width, x - mean[:, None], 0.0)
-    scale = tl.rsqrt(tl.sum(centred * centred, 1) / width + eps)
-    inside = columns < width
-    gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
-    shift = tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
-    return centred * scale[:, None] * gain[None, :] + shift[None, :]
+def inside(index, end, EVEN: tl.constexpr):
+    """Which of the indices are in range; where all are known to be, the compiler drops the mask."""
+    return tl.full(index.shape, True, tl.int1) if EVEN else index < end
 
 
 @triton.jit
-def _add_norm_kernel(x, y, out, weight, bias, count, width, eps, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    columns = tl.arange(0, COLUMNS)
-    inside = (rows[:, None] < count) & (columns[None, :] < width)
-    places = rows[:, None].to(tl.int64) * width + columns[None, :]
-    total = tl.load(x + places, mask=inside, other=0.0).to(tl.float32)
-    total += tl.load(y + places, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + places, _normalised(total, columns, width, weight, bias, eps), mask=inside)
-
-
-def add_norm(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    x, y = x.contiguous(), y.contiguous()
-    out = torch.empty_like(x)
-    width = x.shape[-1]
-    count = x.numel() // width
-    columns = triton.next_power_of_2(width)
-    rows = max(1, 2048 // columns) if count > 1024 else 1
-    _add_norm_kernel[(triton.cdiv(count, rows),)](
-        x, y, out, weight, bias, count, width, eps, ROWS=rows, COLUMNS=columns, num_warps=4
-    )
-    return out
-
-
-@triton.jit
-def _attend_few_kernel(
-    qkv, out, tokens, width, image_stride, token_stride, scale,
-    TOKENS: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
-    """One head of one image."""
-    image, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
-    rows, columns = tl.arange(0, TOKENS), tl.arange(0, WIDTH)
-    inside = (rows[:, None] < tokens) & (columns[None, :] < width)
-    places = qkv + image * image_stride + rows[:, None] * token_stride + head * width + columns[None, :]
-    size = heads * width
-    q = tl.load(places, mask=inside, other=0.0)
-    k = tl.load(places + size, mask=inside, other=0.0)
-    v = tl.load(places + 2 * size, mask=inside, other=0.0)
-    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * (scale * LOG2_E)
-    scores = tl.where(rows[None, :] < tokens, scores, float("-inf"))
-    weights = tl.exp2(scores - tl.max(scores, 1)[:, None])
-    total = tl.sum(weights, 1)
-    y = tl.dot(weights.to(v.dtype), v, input_precision="ieee") / total[:, None]
-    tl.store(out + (image * tokens + rows[:, None]) * size + head * width + columns[None, :], y, mask=inside)
-
-
-def attend_few(qkv: Tensor, heads: int) -> Tensor:
-    batch, tokens, three = qkv.shape
-    qkv = qkv if qkv.stride(2) == 1 else qkv.contiguous()
-    width = three // 3 // heads
-    out = qkv.new_empty(batch, tokens, three // 3)
-    _attend_few_kernel[(batch, heads)](
-        qkv, out, tokens, width, qkv.stride(0), qkv.stride(1), width**-0.5,
-        TOKENS=max(16, triton.next_power_of_2(tokens)), WIDTH=max(16, triton.next_power_of_2(width)), num_warps=1,
-    )  # fmt: skip
-    return out
+def normalised(x, columns, weight, bias, eps, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+    """LayerNorm of the rows of x, whose columns beyond WIDTH are zero."""
+    used = inside(columns, WIDTH, WIDTH == PADDED)
+    x -= (tl.sum(x, 1) / WIDTH)[:, None]
+    if WIDTH < PADDED:
+        x = tl.where(used[None, :], x, 0.0)
+    scale = tl.rsqrt(tl.sum(x * x, 1) / WIDTH + eps)
+    gain = tl.load(weight + columns, mask=used, other=0.0).to(tl.float32)
+    shift = tl.load(bias + columns, mask=used, other=0.0).to(tl.float32)
+    return x * scale[:, None] * gain[None, :] + shift[None, :]
 
 
 @triton.jit
 def _read_kernel(
-    queries, pixels, means, tops, totals, count, heads, length, width, span, splits,
-    image_stride, token_stride, head_stride,
-    ROWS: tl.constexpr, PIXELS: tl.constexpr, WIDTH: tl.constexpr,
+    queries, pixels, means, tops, count, heads, length, span, image_stride, token_stride, head_stride,
+    ROWS: tl.constexpr, PIXELS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Some queries over one span of the pixels: their mean there, the largest score and the sum of weights."""
+    """Some queries over one span of the pixels: their mean there, and the logarithm of the sum of its weights."""
     split, block, image = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
-    rows, columns = block * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
-    inside = (rows[:, None] < count) & (columns[None, :] < width)
+    rows, columns = block * ROWS + tl.arange(0, ROWS), tl.arange(0, PADDED)
+    filled = (rows < count)[:, None] & inside(columns, WIDTH, WIDTH == PADDED)[None, :]
     places = (rows // heads * token_stride + rows % heads * head_stride)[:, None] + columns[None, :]
-    q = tl.load(queries + image * image_stride + places, mask=inside, other=0.0)
+    q = tl.load(queries + image * image_stride + places, mask=filled, other=0.0)
 
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
-    mean = tl.zeros([ROWS, WIDTH], tl.float32)
-    last = tl.minimum(length, (split + 1) * span)
-    for start in range(split * span, last, PIXELS):
+    mean = tl.zeros([ROWS, PADDED], tl.float32)
+    first = split * span
+    pixels += (image * length + first) * WIDTH
+    last = tl.minimum(length - first, span)
+    for start in range(0, last, PIXELS):
         where = start + tl.arange(0, PIXELS)
-        here = (where[:, None] < last) & (columns[None, :] < width)
-        x = tl.load(pixels + (image * length + where[:, None]) * width + columns[None, :], mask=here, other=0.0)
+        here = inside(where, last, EVEN)[:, None] & inside(columns, WIDTH, WIDTH == PADDED)[None, :]
+        x = tl.load(pixels + where[:, None] * WIDTH + columns[None, :], mask=here, other=0.0)
         scores = tl.dot(q, tl.trans(x), input_precision="ieee") * LOG2_E
-        scores = tl.where(where[None, :] < last, scores, float("-inf"))
+        if not EVEN:
+            scores = tl.where(where[None, :] < last, scores, float("-inf"))
         higher = tl.maximum(top, tl.max(scores, 1))
         weights = tl.exp2(scores - higher[:, None])
         fade = tl.exp2(top - higher)
         total = total * fade + tl.sum(weights, 1)
-        mean = mean * fade[:, None] + tl.dot(weights.to(x.dtype), x, input_precision="ieee")
+        mean = tl.dot(weights.to(x.dtype), x, mean * fade[:, None], input_precision="ieee")
         top = higher
 
-    place = (image * splits + split) * count + rows
-    tl.store(tops + place, top, mask=rows < count)
-    tl.store(totals + place, total, mask=rows < count)
-    tl.store(means + place[:, None] * width + columns[None, :], mean, mask=inside)
+    place = (image * tl.num_programs(0) + split) * count + rows
+    tl.store(tops + place, top + tl.log2(total), mask=rows < count)
+    tl.store(means + place[:, None] * WIDTH + columns[None, :], mean / total[:, None], mask=filled)
 
 
 @triton.jit
 def _combine_kernel(
-    means, tops, totals, out, count, width, splits, SPLITS: tl.constexpr, WIDTH: tl.constexpr
+    means, tops, projection, out, count, heads, splits,
+    WIDTH: tl.constexpr, PADDED: tl.constexpr, INNER: tl.constexpr, OUTPUTS: tl.constexpr,
+    SPLITS: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One query of one image: its mean over all spans, for some of the channels."""
+    """One query of one image: its mean over all spans, times its head's projection."""
     row, image = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    columns = tl.program_id(2) * WIDTH + tl.arange(0, WIDTH)
+    columns, outputs = tl.arange(0, PADDED), tl.arange(0, OUTPUTS)
+    used = inside(columns, WIDTH, WIDTH == PADDED)
+    within = (outputs < INNER)[:, None] & used[None, :]
+    places = (row % heads * INNER + outputs)[:, None] * WIDTH + columns[None, :]
+    v = tl.load(projection + places, mask=within, other=0.0).to(tl.float32)
+
+    after_the_kernel_before(EARLY)
     parts = tl.arange(0, SPLITS)
-    place = (image * splits + parts) * count + row
-    top = tl.load(tops + place, mask=parts < splits, other=float("-inf"))
-    weights = tl.exp2(top - tl.max(top, 0))
-    total = tl.sum(weights * tl.load(totals + place, mask=parts < splits, other=0.0), 0)
-    inside = (parts[:, None] < splits) & (columns[None, :] < width)
-    mean = tl.load(means + place[:, None] * width + columns[None, :], mask=inside, other=0.0)
-    mean = tl.sum(mean * weights[:, None], 0) / total
-    tl.store(out + (image * count + row) * width + columns, mean, mask=columns < width)
+    first = image * splits * count + row
+    top = tl.load(tops + first + parts * count, mask=parts < splits, other=float("-inf"))
+    highest = tl.max(top, 0)
+    total = tl.sum(tl.exp2(top - highest), 0)
+    mean = tl.zeros([PADDED], tl.float32)
+    for start in range(0, SPLITS, CHUNK):
+        part = start + tl.arange(0, CHUNK)
+        weights = tl.exp2(tl.load(tops + first + part * count, mask=part < splits, other=float("-inf")) - highest)
+        here = (part < splits)[:, None] & used[None, :]
+        some = tl.load(means + (first + part * count)[:, None] * WIDTH + columns[None, :], mask=here, other=0.0)
+        mean += tl.sum(some.to(tl.float32) * weights[:, None], 0)
+    projected = tl.sum(v * (mean / total)[None, :], 1)
+    tl.store(out + (image * count + row) * INNER + outputs, projected, mask=outputs < INNER)
 
 
-def tokens_attend_pixels(queries: Tensor, pixels: Tensor) -> Tensor:
+def read_pixels(queries: Tensor, pixels: Tensor, projection: Tensor) -> Tensor:
     batch, tokens, heads, width = queries.shape
     queries = queries if queries.stride(3) == 1 else queries.contiguous()
-    pixels = pixels.contiguous()
-    length, count = pixels.shape[1], tokens * heads
+    pixels, projection = pixels.contiguous(), projection.contiguous()
+    length, count, inner = pixels.shape[1], tokens * heads, projection.shape[1]
     tiles = _FLOAT32 if pixels.dtype == torch.float32 else READ
     rows = min(64, max(16, triton.next_power_of_2(count)))
     blocks = triton.cdiv(count, rows)
-    splits = max(1, min(_PROGRAMS // (batch * blocks), triton.cdiv(length, tiles.pixels), 128))
-    span = triton.cdiv(triton.cdiv(length, splits), tiles.pixels) * tiles.pixels
+    span = tiles.span(batch * blocks, length)
     splits = triton.cdiv(length, span)
-    means = torch.empty(batch, splits, count, width, dtype=torch.float32, device=pixels.device)
-    tops = torch.empty(2, batch, splits, count, dtype=torch.float32, device=pixels.device)
-    out = pixels.new_empty(batch, tokens, heads, width)
-    wide = max(16, triton.next_power_of_2(width))
+    means = pixels.new_empty(batch, splits, count, width)
+    tops = torch.empty(batch, splits, count, dtype=torch.float32, device=pixels.device)
+    out = pixels.new_empty(batch, tokens, heads * inner)
+    padded = max(16, triton.next_power_of_2(width))
     _read_kernel[(splits, blocks, batch)](
-        queries, pixels, means, tops[0], tops[1], count, heads, length, width, span, splits,
+        queries, pixels, means, tops, count, heads, length, span,
         queries.stride(0), queries.stride(1), queries.stride(2),
-        ROWS=rows, PIXELS=tiles.pixels, WIDTH=wide,
-        num_warps=tiles.warps if rows * wide >= 8192 else 4, num_stages=tiles.stages,
+        ROWS=rows, PIXELS=tiles.pixels, WIDTH=width, PADDED=padded, EVEN=length % tiles.pixels == 0,
+        num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
-    part = min(64, wide)
-    _combine_kernel[(count, batch, triton.cdiv(width, part))](
-        means, tops[0], tops[1], out, count, width, splits,
-        SPLITS=triton.next_power_of_2(splits), WIDTH=part, num_warps=4,
+    most = triton.next_power_of_2(splits)
+    _combine_kernel[(count, batch)](
+        means, tops, projection, out, count, heads, splits,
+        WIDTH=width, PADDED=padded, INNER=inner, OUTPUTS=triton.next_power_of_2(inner),
+        SPLITS=most, CHUNK=min(most, 128), num_warps=8 if most >= 128 else 4, **early(pixels.device),
     )  # fmt: skip
     return out
 
 
 @triton.jit
-def _write_kernel(
-    pixels, keys, added, values, bias, weight, shift, out, length, width, tokens, heads, eps,
+def _some_heads(
+    keys, added, values, bias, first, image, tokens, heads,
     key_image, key_token, key_head, added_image, added_token, value_image, value_token, value_head,
-    PIXELS: tl.constexpr, WIDTH: tl.constexpr, TOKENS: tl.constexpr, GROUP: tl.constexpr,
+    WIDTH: tl.constexpr, PADDED: tl.constexpr, TOKENS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Some pixels attend the tokens, GROUP heads at a time; residual and LayerNorm at the end."""
-    where, image = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS), tl.program_id(1).to(tl.int64)
-    columns = tl.arange(0, WIDTH)
-    inside = (where[:, None] < length) & (columns[None, :] < width)
-    places = (image * length + where[:, None]) * width + columns[None, :]
-    x = tl.load(pixels + places, mask=inside, other=0.0)
-    row = tl.arange(0, GROUP * TOKENS)
-    token = row % TOKENS
-    result = x.to(tl.float32) + tl.load(bias + columns, mask=columns < width, other=0.0).to(tl.float32)[None, :]
-    for first in range(0, heads, GROUP):
-        head = first + row // TOKENS
-        real = (token < tokens) & (head < heads)
-        filled = real[:, None] & (columns[None, :] < width)
-        place = (token * key_token + head * key_head)[:, None] + columns[None, :]
-        k = tl.load(keys + image * key_image + place, mask=filled, other=0.0)
-        more = tl.load(added + image * added_image + token * added_token + head, mask=real, other=0.0).to(tl.float32)
-        scores = (tl.dot(x, tl.trans(k), input_precision="ieee") + more[None, :]) * LOG2_E
-        scores = tl.where((token < tokens)[None, :], scores, float("-inf"))
-        scores = tl.reshape(scores, (PIXELS, GROUP, TOKENS))
-        weights = tl.exp2(scores - tl.max(scores, 2)[:, :, None])
-        weights = weights / tl.sum(weights, 2)[:, :, None]
-        weights = tl.reshape(weights, (PIXELS, GROUP * TOKENS))
-        place = (token * value_token + head * value_head)[:, None] + columns[None, :]
-        v = tl.load(values + image * value_image + place, mask=filled, other=0.0)
-        result += tl.dot(weights.to(v.dtype), v, input_precision="ieee")
-    result = tl.where(columns[None, :] < width, result, 0.0)
-    tl.store(out + places, _normalised(result, columns, width, weight, shift, eps), mask=inside)
+    """Keys, values and what is added to scores of GROUP heads. Heads lie side by side within a token, so that in the
+    layout that products have a thread holds all tokens' scores of a head. The bias rides on the values of the first
+    head, whose weights sum to one; a token that is not there has a score of minus infinity."""
+    row, columns = tl.arange(0, TOKENS * GROUP), tl.arange(0, PADDED)
+    token, head = row // GROUP, first + row % GROUP
+    real = (token < tokens) & (head < heads)
+    used = inside(columns, WIDTH, WIDTH == PADDED)
+    filled = real[:, None] & used[None, :]
+    place = (token * key_token + head * key_head)[:, None] + columns[None, :]
+    k = tl.load(keys + image * key_image + place, mask=filled, other=0.0)
+    place = (token * value_token + head * value_head)[:, None] + columns[None, :]
+    v = tl.load(values + image * value_image + place, mask=filled, other=0.0)
+    v = tl.where((head == 0)[:, None], v + tl.load(bias + columns, mask=used, other=0.0)[None, :], v)
+    more = tl.load(added + image * added_image + token * added_token + head, mask=real, other=0.0).to(tl.float32)
+    return k, v, tl.where(token < tokens, more * LOG2_E, float("-inf"))
+
+
+@triton.jit
+def _attended(x, k, v, more, result, PIXELS: tl.constexpr, TOKENS: tl.constexpr, GROUP: tl.constexpr):
+    """result + what pixels x get from some heads."""
+    scores = tl.dot(x, tl.trans(k), input_precision="ieee") * LOG2_E + more[None, :]
+    scores = tl.reshape(scores, (PIXELS, TOKENS, GROUP))
+    weights = tl.exp2(scores - tl.max(scores, 1)[:, None, :])
+    weights = weights * (1.0 / tl.sum(weights, 1))[:, None, :]
+    weights = tl.reshape(weights, (PIXELS, TOKENS * GROUP)).to(v.dtype)
+    return tl.dot(weights, v, result, input_precision="ieee")
+
+
+@triton.jit
+def _write_kernel(
+    pixels, keys, added, values, bias, weight, shift, out, length, tokens, heads, span, eps,
+    key_image, key_token, key_head, added_image, added_token, value_image, value_token, value_head,
+    WIDTH: tl.constexpr, PADDED: tl.constexpr, PIXELS: tl.constexpr, TOKENS: tl.constexpr, GROUP: tl.constexpr,
+    GROUPS: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """A span of pixels attends the tokens, GROUP heads at a time; residual and LayerNorm at the end."""
+    after_the_kernel_before(EARLY)
+    image, columns = tl.program_id(1).to(tl.int64), tl.arange(0, PADDED)
+    k, v, more = _some_heads(
+        keys, added, values, bias, 0, image, tokens, heads,
+        key_image, key_token, key_head, added_image, added_token, value_image, value_token, value_head,
+        WIDTH, PADDED, TOKENS, GROUP,
+    )  # fmt: skip
+    first = tl.program_id(0) * span
+    pixels += (image * length + first) * WIDTH
+    out += (image * length + first) * WIDTH
+    last = tl.minimum(length - first, span)
+    for start in range(0, last, PIXELS):
+        where = start + tl.arange(0, PIXELS)
+        here = inside(where, last, EVEN)[:, None] & inside(columns, WIDTH, WIDTH == PADDED)[None, :]
+        places = where[:, None] * WIDTH + columns[None, :]
+        x = tl.load(pixels + places, mask=here, other=0.0)
+        result = x.to(tl.float32)
+        if GROUPS == 1:
+            result = _attended(x, k, v, more, result, PIXELS, TOKENS, GROUP)
+        else:
+            for group in range(GROUPS):
+                k, v, more = _some_heads(
+                    keys, added, values, bias, group * GROUP, image, tokens, heads,
+                    key_image, key_token, key_head, added_image, added_token, value_image, value_token, value_head,
+                    WIDTH, PADDED, TOKENS, GROUP,
+                )  # fmt: skip
+                result = _attended(x, k, v, more, result, PIXELS, TOKENS, GROUP)
+        tl.store(out + places, normalised(result, columns, weight, shift, eps, WIDTH, PADDED), mask=here)
 
 
 def pixels_attend_tokens(
@@ -232,13 +242,15 @@ def pixels_attend_tokens(
     out = torch.empty_like(pixels)
     padded = max(2, triton.next_power_of_2(tokens))
     group = max(16 // padded, min(64 // padded, triton.next_power_of_2(heads)), 1)
-    tiles = _FLOAT32 if pixels.dtype == torch.float32 else WRITE
-    wide = max(16, triton.next_power_of_2(width))
-    _write_kernel[(triton.cdiv(length, tiles.pixels), batch)](
-        pixels, keys, added, values, bias, norm_weight, norm_bias, out, length, width, tokens, heads, eps,
+    groups = triton.cdiv(heads, group)
+    tiles = _FLOAT32 if pixels.dtype == torch.float32 else WRITE if groups == 1 else WRITE_MORE
+    span = tiles.span(batch, length)
+    _write_kernel[(triton.cdiv(length, span), batch)](
+        pixels, keys, added, values, bias, norm_weight, norm_bias, out, length, tokens, heads, span, eps,
         keys.stride(0), keys.stride(1), keys.stride(2), added.stride(0), added.stride(1),
         values.stride(0), values.stride(1), values.stride(2),
-        PIXELS=tiles.pixels, WIDTH=wide, TOKENS=padded, GROUP=group,
-        num_warps=tiles.warps if tiles.pixels * wide >= 8192 else 4, num_stages=tiles.stages,
+        WIDTH=width, PADDED=max(16, triton.next_power_of_2(width)), PIXELS=tiles.pixels, TOKENS=padded, GROUP=group,
+        GROUPS=groups, EVEN=length % tiles.pixels == 0,
+        num_warps=tiles.warps, num_stages=tiles.stages, **early(pixels.device),
     )  # fmt: skip
     return out

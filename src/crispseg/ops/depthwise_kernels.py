@@ -4,11 +4,6 @@ A program makes a strip of a map: WIDTH pixels wide, ROWS high, CHANNELS deep. I
 once for all three outputs it is part of, ahead of its use: no load may pass the store of a finished row, as the
 compiler cannot know that they never meet. A row's three shifted loads differ by one pixel and meet in the L1 cache.
 Sums are kept in float32.
-
-Backward, with g the gradient before the activation (recomputed from the input; only that is saved):
-  dx[i, j] = sum_ts w[t, s] g[i + 1 - t, j + 1 - s],    dw[t, s] = sum_ij x[i, j] g[i + 1 - t, j + 1 - s],
-so one sweep over g gives both and needs each x once. Every strip leaves its part of dw and of the bias' gradient;
-a last kernel adds the parts in a fixed order.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
@@ -17,263 +12,171 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def _load(pointer, row, column, channel, height, width, channels, row_stride, pixel_stride):
-    """Pixels of one row, (columns, channels); zeros outside the map."""
-    inside = (column >= 0) & (column < tl.where((row >= 0) & (row < height), width, 0))
-    start = pointer + row.to(tl.int64) * row_stride  # a map may have more than 2**31 elements, a row has fewer
-    offset = column[:, None] * pixel_stride + channel[None, :]
-    return tl.load(start + offset, mask=inside[:, None] & (channel < channels)[None, :], other=0.0)
+from crispseg.ops.triton_kernels import INTERPRETED, after_the_kernel_before
 
 
 @triton.jit
-def _load3(pointer, row, column, channel, height, width, channels, row_stride, pixel_stride):
-    """A row's pixels with their left and right neighbours."""
-    left = _load(pointer, row, column - 1, channel, height, width, channels, row_stride, pixel_stride)
-    centre = _load(pointer, row, column, channel, height, width, channels, row_stride, pixel_stride)
-    right = _load(pointer, row, column + 1, channel, height, width, channels, row_stride, pixel_stride)
-    return left, centre, right
+def widened(x):
+    """To float32. The halves of a pair of bfloat16 take one instruction each this way, where `to` takes two."""
+    if x.dtype == tl.bfloat16 and not INTERPRETED:
+        x = tl.inline_asm_elementwise(
+            "{.reg .b32 h; shl.b32 h, $2, 16; mov.b32 $0, h; and.b32 h, $2, 0xffff0000; mov.b32 $1, h;}",
+            "=f,=f,r", [x], tl.float32, is_pure=True, pack=2,
+        )  # fmt: skip
+    return x.to(tl.float32)
 
 
 @triton.jit
-def _store(pointer, value, row, column, channel, first, height, width, channels):
-    """Write pixels of one row of a contiguous map, if it is at or below the row `first`."""
-    inside = column < tl.where((row >= first) & (row < height), width, 0)
-    start = pointer + row.to(tl.int64) * width * channels
-    offset = column[:, None] * channels + channel[None, :]
-    value = value.to(pointer.dtype.element_ty)
-    tl.store(start + offset, value, mask=inside[:, None] & (channel < channels)[None, :])
+def _sigmoid(x):
+    """1 / (1 + exp(-x)) to float32's precision but for numbers below the normal ones: a third of the instructions."""
+    if INTERPRETED:
+        return tl.sigmoid(x)
+    return tl.inline_asm_elementwise(
+        "{.reg .f32 e; mul.f32 e, $1, 0fBFB8AA3B; ex2.approx.ftz.f32 e, e; add.f32 e, e, 0f3F800000;"
+        "rcp.approx.ftz.f32 $0, e;}",
+        "=f,f", [x], tl.float32, is_pure=True, pack=1,
+    )  # fmt: skip
 
 
 @triton.jit
-def _vector(pointer, channel, channels, stride):
-    """One number per channel, (1, channels) in float32."""
-    return tl.load(pointer + channel * stride, mask=channel < channels, other=0.0).to(tl.float32)[None, :]
+def _tap(pointer, tap, channel, channels, channel_step, tap_step, WIDTH: tl.constexpr, SPREAD: tl.constexpr):
+    """One number per channel, float32; with SPREAD (WIDTH, channels), which every thread loads for its own pixel: the
+    compiler would have some threads load them and hand them to the others through shared memory."""
+    channel = tl.broadcast_to(channel[None, :], (WIDTH, channel.shape[0])) if SPREAD else channel[None, :]
+    return widened(tl.load(pointer + tap * tap_step + channel * channel_step, mask=channel < channels, other=0.0))
 
 
 @triton.jit
-def _weights(pointer, channel, channels, channel_step, tap_step):
-    """One row of the 3x3 weight."""
-    left = _vector(pointer, channel, channels, channel_step)
-    centre = _vector(pointer + tap_step, channel, channels, channel_step)
-    right = _vector(pointer + tap_step * 2, channel, channels, channel_step)
-    return left, centre, right
+def _within(mask, row, height):
+    """The mask, for a row inside the map. (The interpreter makes no mask of a tensor and a number.)"""
+    rows = tl.zeros(mask.shape, tl.int32) + row
+    return mask & (rows >= 0) & (rows < height)
+
+
+@triton.jit
+def _row3(start, offset, row, height, left, centre, right, pixel_stride):
+    """A row's pixels with their left and right neighbours; each where its mask says it is inside the map."""
+    return (
+        tl.load(start + offset - pixel_stride, mask=_within(left, row, height), other=0.0),
+        tl.load(start + offset, mask=_within(centre, row, height), other=0.0),
+        tl.load(start + offset + pixel_stride, mask=_within(right, row, height), other=0.0),
+    )
 
 
 @triton.jit
 def _finish(
-    total, x, gradient, out, normed, bias, gamma, beta, eps, row, column, channel, height, width, channels,
-    ACTIVATION: tl.constexpr, RESIDUAL: tl.constexpr,
+    total, x, gradient, out, normed, gamma, beta, eps, row, height, mask, offset, channel, channels, row_stride,
+    ACTIVATION: tl.constexpr, RESIDUAL: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """What follows the nine products: bias, activation or its derivative, residual, LayerNorm; then the store."""
-    total += bias
+    """What follows the sum: activation or its derivative, residual, LayerNorm; then the store."""
+    mask = _within(mask, row, height)
+    start = row.to(tl.int64) * row_stride
     if gradient is not None:
-        incoming = _load(gradient, row, column, channel, height, width, channels, width * channels, channels)
+        incoming = widened(tl.load(gradient + start + offset, mask=mask, other=0.0))
         if ACTIVATION == "silu":
-            gate = tl.sigmoid(total)
-            total = incoming.to(tl.float32) * gate * (1.0 + total * (1.0 - gate))
+            gate = _sigmoid(total)
+            total = incoming * gate * (1.0 + total * (1.0 - gate))
         else:
-            total = tl.where(total > 0, incoming.to(tl.float32), 0.0)
+            total = tl.where(total > 0, incoming, 0.0)
     elif ACTIVATION == "silu":
-        total = total * tl.sigmoid(total)
+        total = total * _sigmoid(total)
     elif ACTIVATION == "relu":
         total = tl.maximum(total, 0.0)
     if RESIDUAL:
         total += x
-    _store(out, total, row, column, channel, 0, height, width, channels)
+    tl.store(out + start + offset, total.to(out.dtype.element_ty), mask=mask)
     if normed is not None:
         mean = tl.sum(total, axis=1) / channels  # channels beyond the last are zero here
-        centred = tl.where((channel < channels)[None, :], total - mean[:, None], 0.0)
-        scale = 1.0 / tl.sqrt(tl.sum(centred * centred, axis=1) / channels + eps)
+        centred = total - mean[:, None]
+        if not EXACT:
+            centred = tl.where((channel < channels)[None, :], centred, 0.0)
+        scale = tl.rsqrt(tl.sum(centred * centred, axis=1) / channels + eps)
         total = centred * scale[:, None] * gamma + beta
-        _store(normed, total, row, column, channel, 0, height, width, channels)
+        tl.store(normed + start + offset, total.to(normed.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def convolve(
     x, weight, bias, gradient, out, normed, gamma, beta, eps,
-    height, width, out_height, out_width, channels, batch_stride, row_stride, pixel_stride, channel_step, tap_step,
-    STRIDE: tl.constexpr, ACTIVATION: tl.constexpr, RESIDUAL: tl.constexpr, ALIGN: tl.constexpr,
-    WIDTH: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr,
+    height, width, out_height, out_width, channels, batch_stride, row_stride, channel_step, tap_step,
+    PIXEL: tl.constexpr, STRIDE: tl.constexpr, ACTIVATION: tl.constexpr, RESIDUAL: tl.constexpr, ALIGN: tl.constexpr,
+    WIDTH: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr, SPREAD: tl.constexpr, EXACT: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
-    """The convolution and what follows it; with `gradient`, that gradient taken back through the activation."""
+    """The convolution and what follows it; with `gradient`, that gradient taken back through the activation. PIXEL is
+    the distance of neighbours in memory; EXACT says that CHANNELS divides the map's channels."""
+    after_the_kernel_before(EARLY)
     across = tl.cdiv(out_width, WIDTH)
     column = tl.program_id(0) % across * WIDTH + tl.arange(0, WIDTH)
     top = tl.program_id(0) // across * ROWS
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     image = tl.program_id(2).to(tl.int64)
     # Strides come divided by a power of two; multiplied by it here, the compiler knows how wide it may load.
-    row_stride, pixel_stride = row_stride * ALIGN, pixel_stride * ALIGN
-    x += image * batch_stride * ALIGN
+    row_stride = row_stride.to(tl.int64) * ALIGN  # a map may have more than 2**31 elements, a row has fewer
     middle = column * STRIDE
-    raw_l, raw_c, raw_r = _load3(
-        x, top * STRIDE - 1, middle, channel, height, width, channels, row_stride, pixel_stride
-    )
-    out += image * out_height * out_width * channels
+    left, centre, right = (middle > 0) & (middle <= width), middle < width, middle < width - 1
+    left, centre, right, out_mask = left[:, None], centre[:, None], right[:, None], (column < out_width)[:, None]
+    if not EXACT:
+        here = (channel < channels)[None, :]
+        left, centre, right, out_mask = left & here, centre & here, right & here, out_mask & here
+    offset = middle[:, None] * PIXEL + channel[None, :]
+    start = x + image * batch_stride * ALIGN + (top * STRIDE - 1) * row_stride
+    raw_l, raw_c, raw_r = _row3(start, offset, top * STRIDE - 1, height, left, centre, right, PIXEL)
+    written = image * out_height * out_width * channels
+    out += written
+    out_row = out_width * channels
+    out_offset = column[:, None] * channels + channel[None, :]
     if gradient is not None:
-        gradient += image * out_height * out_width * channels
+        gradient += written
     if normed is not None:
-        normed += image * out_height * out_width * channels
-        gamma = _vector(gamma, channel, channels, 1)
-        beta = _vector(beta, channel, channels, 1)
-    bias = tl.zeros((1, CHANNELS), tl.float32) if bias is None else _vector(bias, channel, channels, 1)
-    w0, w1, w2 = _weights(weight, channel, channels, channel_step, tap_step)
-    w3, w4, w5 = _weights(weight + tap_step * 3, channel, channels, channel_step, tap_step)
-    w6, w7, w8 = _weights(weight + tap_step * 6, channel, channels, channel_step, tap_step)
-
+        normed += written
+        gamma = _tap(gamma, 0, channel, channels, 1, 0, WIDTH, SPREAD)
+        beta = _tap(beta, 0, channel, channels, 1, 0, WIDTH, SPREAD)
     zero = tl.zeros((WIDTH, CHANNELS), tl.float32)
+    first = zero  # what a sum begins with
+    if bias is not None:
+        first += _tap(bias, 0, channel, channels, 1, 0, WIDTH, SPREAD)
+    w0 = _tap(weight, 0, channel, channels, channel_step, tap_step, WIDTH, SPREAD)
+    w1 = _tap(weight, 1, channel, channels, channel_step, tap_step, WIDTH, SPREAD)
+    w2 = _tap(weight, 2, channel, channels, channel_step, tap_step, WIDTH, SPREAD)
+    w3 = _tap(weight, 3, channel, channels, channel_step, tap_step, WIDTH, SPREAD)
+    w4 = _tap(weight, 4, channel, channels, channel_step, tap_step, WIDTH, SPREAD)
+    w5 = _tap(weight, 5, channel, channels, channel_step, tap_step, WIDTH, SPREAD)
+    w6 = _tap(weight, 6, channel, channels, channel_step, tap_step, WIDTH, SPREAD)
+    w7 = _tap(weight, 7, channel, channels, channel_step, tap_step, WIDTH, SPREAD)
+    w8 = _tap(weight, 8, channel, channels, channel_step, tap_step, WIDTH, SPREAD)
+
     ready = zero  # the output row that the current input row completes
     begun = zero  # the one after it (stride 1)
     own = zero  # pixels of the input row before, for the residual (stride 1)
     for k in tl.static_range(STRIDE * ROWS + 3 - STRIDE):
-        row = top * STRIDE + k  # the one after the current
+        start += row_stride
         next_l, next_c, next_r = raw_l, raw_c, raw_r
         if k < STRIDE * ROWS + 2 - STRIDE:
-            next_l, next_c, next_r = _load3(
-                x, row, middle, channel, height, width, channels, row_stride, pixel_stride
-            )  # fmt: skip
-        left, centre, right = raw_l.to(tl.float32), raw_c.to(tl.float32), raw_r.to(tl.float32)
+            next_l, next_c, next_r = _row3(start, offset, top * STRIDE + k, height, left, centre, right, PIXEL)
+        at_l, at_c, at_r = widened(raw_l), widened(raw_c), widened(raw_r)
         if k >= 2 and k % STRIDE == 0:
-            ready += left * w6 + centre * w7 + right * w8
+            ready = ready + at_l * w6
+            ready = ready + at_c * w7
+            ready = ready + at_r * w8
             _finish(
-                ready, own, gradient, out, normed, bias, gamma, beta, eps, top + (k - 2) // STRIDE, column,
-                channel, out_height, out_width, channels, ACTIVATION, RESIDUAL,
+                ready, own, gradient, out, normed, gamma, beta, eps, top + (k - 2) // STRIDE, out_height, out_mask,
+                out_offset, channel, channels, out_row, ACTIVATION, RESIDUAL, EXACT,
             )  # fmt: skip
         if STRIDE == 1:
-            ready = begun + left * w3 + centre * w4 + right * w5
-            begun = left * w0 + centre * w1 + right * w2
-            own = centre
+            ready = begun + at_l * w3
+            ready = ready + at_c * w4
+            ready = ready + at_r * w5
+            begun = first + at_l * w0
+            begun = begun + at_c * w1
+            begun = begun + at_r * w2
+            own = at_c
         elif k % 2 == 0:
-            ready = left * w0 + centre * w1 + right * w2
+            ready = first + at_l * w0
+            ready = ready + at_c * w1
+            ready = ready + at_r * w2
         else:
-            ready += left * w3 + centre * w4 + right * w5
+            ready = ready + at_l * w3
+            ready = ready + at_c * w4
+            ready = ready + at_r * w5
         raw_l, raw_c, raw_r = next_l, next_c, next_r
-
-
-@triton.jit
-def gradients(
-    g, x, weight, dx, parts, height, width, out_height, out_width, channels,
-    batch_stride, row_stride, pixel_stride, channel_step, tap_step,
-    STRIDE: tl.constexpr, RESIDUAL: tl.constexpr, ALIGN: tl.constexpr,
-    WIDTH: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    """dx, and this strip's part of the weight's and the bias' gradients. Strips are cut from g."""
-    across = tl.cdiv(out_width, WIDTH)
-    column = tl.program_id(0) % across * WIDTH + tl.arange(0, WIDTH)
-    top = tl.program_id(0) // across * ROWS
-    bottom = tl.minimum(top + ROWS, out_height)
-    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    image = tl.program_id(2).to(tl.int64)
-    row_stride, pixel_stride = row_stride * ALIGN, pixel_stride * ALIGN
-    x += image * batch_stride * ALIGN
-    g += image * out_height * out_width * channels
-    dx += image * height * width * channels
-    g_row = out_width * channels
-    w0, w1, w2 = _weights(weight, channel, channels, channel_step, tap_step)
-    w3, w4, w5 = _weights(weight + tap_step * 3, channel, channels, channel_step, tap_step)
-    w6, w7, w8 = _weights(weight + tap_step * 6, channel, channels, channel_step, tap_step)
-    zero = tl.zeros((WIDTH, CHANNELS), tl.float32)
-    d0, d1, d2, d3, d4, d5, d6, d7, d8, d_bias = zero, zero, zero, zero, zero, zero, zero, zero, zero, zero
-
-    if STRIDE == 1:
-        # Row k of g meets rows k - 1, k and k + 1 of x, those of this strip only: each pair belongs to one strip.
-        raw_l, raw_c, raw_r = _load3(g, top - 1, column, channel, out_height, out_width, channels, g_row, channels)
-        below = _load(x, top, column, channel, bottom, width, channels, row_stride, pixel_stride)
-        own, above = tl.zeros_like(below), tl.zeros_like(below)
-        ready, begun = zero, zero  # dx of rows k - 1 and k
-        for k in range(bottom - top + 2):
-            row = top - 1 + k
-            next_l, next_c, next_r = _load3(
-                g, row + 1, column, channel, out_height, out_width, channels, g_row, channels
-            )  # fmt: skip
-            next_below = _load(x, row + 2, column, channel, bottom, width, channels, row_stride, pixel_stride)
-            left, centre, right = raw_l.to(tl.float32), raw_c.to(tl.float32), raw_r.to(tl.float32)
-            ready += right * w0 + centre * w1 + left * w2
-            _store(dx, ready, row - 1, column, channel, top, bottom, width, channels)
-            ready = begun + right * w3 + centre * w4 + left * w5
-            begun = right * w6 + centre * w7 + left * w8
-            if RESIDUAL:
-                ready += centre
-            pixel = above.to(tl.float32)
-            d0 += pixel * right
-            d1 += pixel * centre
-            d2 += pixel * left
-            pixel = own.to(tl.float32)
-            d3 += pixel * right
-            d4 += pixel * centre
-            d5 += pixel * left
-            pixel = below.to(tl.float32)
-            d6 += pixel * right
-            d7 += pixel * centre
-            d8 += pixel * left
-            d_bias += centre * tl.where((row >= top) & (row < bottom), 1.0, 0.0)
-            above, own, below = own, below, next_below
-            raw_l, raw_c, raw_r = next_l, next_c, next_r
-    else:
-        # A pixel of g with its right and lower neighbours makes two by two pixels of dx: at (even, even), (even,
-        # odd), (odd, even) and (odd, odd) places.
-        raw_c = _load(g, top, column, channel, out_height, out_width, channels, g_row, channels)
-        raw_r = _load(g, top, column + 1, channel, out_height, out_width, channels, g_row, channels)
-        even, odd = column * 2, column * 2 + 1
-        for k in range(bottom - top):
-            row = top + k
-            low = _load(g, row + 1, column, channel, out_height, out_width, channels, g_row, channels)
-            low_r = _load(g, row + 1, column + 1, channel, out_height, out_width, channels, g_row, channels)
-            x_ee = _load(x, row * 2, even, channel, height, width, channels, row_stride, pixel_stride)
-            x_eo = _load(x, row * 2, odd, channel, height, width, channels, row_stride, pixel_stride)
-            x_oe = _load(x, row * 2 + 1, even, channel, height, width, channels, row_stride, pixel_stride)
-            x_oo = _load(x, row * 2 + 1, odd, channel, height, width, channels, row_stride, pixel_stride)
-            centre, right = raw_c.to(tl.float32), raw_r.to(tl.float32)
-            below, right_below = low.to(tl.float32), low_r.to(tl.float32)
-            _store(dx, centre * w4, row * 2, even, channel, 0, height, width, channels)
-            _store(dx, right * w3 + centre * w5, row * 2, odd, channel, 0, height, width, channels)
-            _store(dx, below * w1 + centre * w7, row * 2 + 1, even, channel, 0, height, width, channels)
-            total = right_below * w0 + below * w2 + right * w6 + centre * w8
-            _store(dx, total, row * 2 + 1, odd, channel, 0, height, width, channels)
-            d4 += x_ee.to(tl.float32) * centre
-            pixel = x_eo.to(tl.float32)
-            d3 += pixel * right
-            d5 += pixel * centre
-            pixel = x_oe.to(tl.float32)
-            d1 += pixel * below
-            d7 += pixel * centre
-            pixel = x_oo.to(tl.float32)
-            d0 += pixel * right_below
-            d2 += pixel * below
-            d6 += pixel * right
-            d8 += pixel * centre
-            d_bias += centre
-            raw_c, raw_r = low, low_r
-
-    strip = image * tl.num_programs(0) + tl.program_id(0)
-    where = parts + strip * 10 * channels + channel
-    inside = channel < channels
-    tl.store(where, tl.sum(d0, axis=0), mask=inside)
-    tl.store(where + channels, tl.sum(d1, axis=0), mask=inside)
-    tl.store(where + channels * 2, tl.sum(d2, axis=0), mask=inside)
-    tl.store(where + channels * 3, tl.sum(d3, axis=0), mask=inside)
-    tl.store(where + channels * 4, tl.sum(d4, axis=0), mask=inside)
-    tl.store(where + channels * 5, tl.sum(d5, axis=0), mask=inside)
-    tl.store(where + channels * 6, tl.sum(d6, axis=0), mask=inside)
-    tl.store(where + channels * 7, tl.sum(d7, axis=0), mask=inside)
-    tl.store(where + channels * 8, tl.sum(d8, axis=0), mask=inside)
-    tl.store(where + channels * 9, tl.sum(d_bias, axis=0), mask=inside)
-
-
-@triton.jit
-def add_parts(parts, dw, db, strips, channels, STRIPS: tl.constexpr, CHANNELS: tl.constexpr):
-    """Sum over strips of parts (strips, 10, channels) into dw (channels, 9) and db (channels,)."""
-    part = tl.program_id(1)
-    channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
-    strip = tl.arange(0, STRIPS)
-    total = tl.zeros((STRIPS, CHANNELS), tl.float32)
-    for start in range(0, strips, STRIPS):
-        offset = (strip + start).to(tl.int64)[:, None] * 10 * channels + part * channels + channel[None, :]
-        mask = (strip + start < strips)[:, None] & (channel < channels)[None, :]
-        total += tl.load(parts + offset, mask=mask, other=0.0)
-    result = tl.sum(total, axis=0)
-    if part < 9:
-        tl.store(dw + channel * 9 + part, result.to(dw.dtype.element_ty), mask=channel < channels)
-    elif db is not None:
-        tl.store(db + channel, result.to(db.dtype.element_ty), mask=channel < channels)

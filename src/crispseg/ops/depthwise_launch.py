@@ -1,4 +1,4 @@
-"""Launches the kernels of `depthwise_kernels.py`: shapes, strides, and how the work is cut into programs."""
+"""Launches the depthwise kernels, forward and backward: shapes, strides, and how the work is cut into programs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import torch
 import triton
 from torch import Tensor
 
+from crispseg.ops import depthwise_gradients as gradients
 from crispseg.ops import depthwise_kernels as kernels
+from crispseg.ops.early import early
 
 _BUSY = 512  # programs below which a large GPU has idle processors; strips get shorter until there are as many
+_HELD = 8  # channels that a thread loads at once: up to so many elements, it works on one pixel
 _PARTS = 10  # what a strip leaves of the weight's and the bias' gradients: nine taps and the bias
 
 
@@ -48,7 +51,8 @@ def forward_norm(
     out, normed = x.new_empty(x.shape), x.new_empty(x.shape)
     if tiles is None:
         channels = triton.next_power_of_2(x.shape[-1])
-        tiles = _with_rows(out, max(1, 512 // channels), channels, (8, 4, 2, 1))
+        width = 4 if channels == 256 else max(1, 512 // channels)
+        tiles = _with_rows(out, width, channels, (8, 4, 2, 1) if channels > 128 else (4, 2, 1))
     _convolve(x, weight, bias, None, out, (normed, *norm), True, "none", 1, tiles)
     return out, normed
 
@@ -76,14 +80,14 @@ def backward(
     dx = x.new_empty(x.shape)
     parts = torch.empty((strips, _PARTS, channels), dtype=torch.float32, device=x.device)
     strides, align = _aligned(x)
-    kernels.gradients[grid](
+    gradients.gradients[grid](
         g, x, weight, dx, parts, x.shape[1], x.shape[2], out_height, out_width, channels, *strides,
         weight.stride(0), weight.stride(3), STRIDE=stride, RESIDUAL=residual and activation == "none", ALIGN=align,
         WIDTH=tiles.width, CHANNELS=tiles.channels, ROWS=tiles.rows, num_warps=tiles.warps,
     )  # fmt: skip
     dw = torch.empty(weight.shape, dtype=weight.dtype, device=x.device)
     db = None if bias is None else torch.empty_like(bias)
-    kernels.add_parts[(triton.cdiv(channels, 32), _PARTS)](parts, dw, db, strips, channels, STRIPS=64, CHANNELS=32)
+    gradients.add_parts[(triton.cdiv(channels, 32), _PARTS)](parts, dw, db, strips, channels, STRIPS=64, CHANNELS=32)
     return dx.add_(gradient) if residual and activation != "none" else dx, dw, db
 
 
@@ -109,12 +113,13 @@ def _convolve(
         block = _channel_block(channels)
         tiles = _with_rows(out, 512 // block, block, (8, 4, 2, 1))
     normed, gamma, beta, eps = norm or (None, None, None, 0.0)
-    strides, align = _aligned(x)
+    (image, row, _), align = _aligned(x)
     kernels.convolve[_grid(out, tiles)](
         x, weight, bias, gradient, out, normed, gamma, beta, eps, x.shape[1], x.shape[2], out.shape[1], out.shape[2],
-        channels, *strides, weight.stride(0), weight.stride(3), STRIDE=stride, ACTIVATION=activation,
-        RESIDUAL=residual, ALIGN=align, WIDTH=tiles.width, CHANNELS=tiles.channels, ROWS=tiles.rows,
-        num_warps=tiles.warps,
+        channels, image, row, weight.stride(0), weight.stride(3), PIXEL=x.stride(2), STRIDE=stride,
+        ACTIVATION=activation, RESIDUAL=residual, ALIGN=align, WIDTH=tiles.width, CHANNELS=tiles.channels,
+        ROWS=tiles.rows, SPREAD=tiles.width * tiles.channels <= _HELD * 32 * tiles.warps,
+        EXACT=channels % tiles.channels == 0, num_warps=tiles.warps, **early(x.device),
     )  # fmt: skip
 
 

@@ -1,14 +1,16 @@
-"""What maps are finished with, channels last: a convolution's bias, residual and ReLU, or a coarser map added.
+"""What maps are finished with: a convolution's bias, residual and ReLU, a coarser map added, or scores resized.
 
 Inference only. Every function is its formula in plain torch; on CUDA a Triton kernel takes its place.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
 from crispseg.ops.attend import kernels_apply
+from crispseg.ops.choice import kernels_wanted
 
 
 def resize_add(finer: Tensor, coarser: Tensor) -> Tensor:
@@ -32,3 +34,23 @@ def add_bias_(x: Tensor, bias: Tensor, residual: Tensor | None = None, relu: boo
     x = x.add_(bias)
     x = x if residual is None else x.add_(residual)
     return x.relu_() if relu else x
+
+
+def upsample(
+    scores: Tensor, low: tuple[int, int], size: tuple[int, int] | torch.Size, quarters: bool = False
+) -> Tensor:
+    """Scores (B, K, h * w) of a map of size `low` = (h, w), resized to (B, K, *size), bilinear, pixel centres kept.
+
+    With `quarters` the four scores of each 2x2 square lie side by side, square after square.
+    """
+    if scores.is_cuda and scores.dtype == torch.float32 and kernels_wanted() and not scores.requires_grad:
+        from crispseg.ops import resizing_kernels
+
+        return resizing_kernels.upsample(scores, low, (size[0], size[1]), quarters)
+    height, width = low
+    if quarters:
+        squares = scores.unflatten(-1, (height // 2, width // 2, 2, 2)).transpose(-3, -2)
+        scores = squares.reshape(*scores.shape[:2], height * width)
+    return functional.interpolate(
+        scores.unflatten(-1, (height, width)), size=tuple(size), mode="bilinear", align_corners=False
+    )

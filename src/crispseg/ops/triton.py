@@ -91,7 +91,8 @@ def _forward(
         kernels.read_out[(sizes.heads, splits, sizes.batch)](
             v, c, states.k, states.read, states.affine, out, sizes.tokens, chunk, normaliser_floor(c.dtype),
             *v.stride(), *c.stride(),
-            **sizes.fixed, TOKENS=tiling.tokens, NORMALIZED=normalized, PRODUCT=product_of(v, b, c), **launch(tiling),
+            **sizes.fixed, TOKENS=tiling.tokens, NORMALIZED=normalized, PRODUCT=product_of(v, b, c),
+            **launch(tiling, v.device),
         )  # fmt: skip
     return out, states.kv, states.k, states.q, states.mu
 

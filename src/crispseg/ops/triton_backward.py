@@ -131,7 +131,8 @@ def _state_gradients(given: Problem, grad: Tensor, read: Tensor, lift: Tensor) -
     dk = da.new_empty(batch, splits, heads, state) if given.normalized else da.new_zeros(batch, 1, 1, state)
     kernels.state_gradients[(heads, splits, batch)](
         grad, c, given.k, read, lift, da, dshift, dk, tokens, chunk, given.floor, *grad.stride(), *c.stride(),
-        **sizes.fixed, TOKENS=tiling.tokens, NORMALIZED=given.normalized, PRODUCT=given.product, **launch(tiling),
+        **sizes.fixed, TOKENS=tiling.tokens, NORMALIZED=given.normalized, PRODUCT=given.product,
+        **launch(tiling, grad.device),
     )  # fmt: skip
     return da.sum(1), dshift.sum(1), dk.sum((1, 2))
 
@@ -144,7 +145,7 @@ def _moments(given: Problem) -> Tensor:
     parts = given.k.new_empty(batch, splits, state, state)
     kernels.query_moments[(splits, batch)](
         given.c, given.k, parts, tokens, chunk, given.floor, *given.c.stride(),
-        N=state, NP=padded(state), TOKENS=tiling.tokens, PRODUCT=given.product, **launch(tiling),
+        N=state, NP=padded(state), TOKENS=tiling.tokens, PRODUCT=given.product, **launch(tiling, given.c.device),
     )  # fmt: skip
     return parts.sum(1)
 
@@ -166,6 +167,6 @@ def _token_gradients(
         *inputs, given.gates.residual, *shared, *results, dskip, dresidual, tokens, given.floor,
         *(stride for x in inputs for stride in x.stride()),
         **given.sizes.fixed, H=heads, TOKENS=tiling.tokens, NORMALIZED=given.normalized, PRODUCT=given.product,
-        **launch(tiling),
+        **launch(tiling, grad.device),
     )  # fmt: skip
     return results, dskip.sum((0, 1)), dresidual.sum((0, 1))

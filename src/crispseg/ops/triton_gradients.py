@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from crispseg.ops.triton_kernels import at, block, feature_block, normaliser, product
+from crispseg.ops.triton_kernels import after_the_kernel_before, at, block, feature_block, normaliser, product
 
 
 @triton.jit
@@ -36,8 +36,10 @@ def state_gradients(
     TOKENS: tl.constexpr,
     NORMALIZED: tl.constexpr,
     PRODUCT: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """One head's dA, dshift and dk (without M dq), over a chunk of tokens."""
+    after_the_kernel_before(EARLY)
     head, split, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     heads, splits = tl.num_programs(0), tl.num_programs(1)
     width = heads * P
@@ -92,8 +94,10 @@ def query_moments(
     NP: tl.constexpr,
     TOKENS: tl.constexpr,
     PRODUCT: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """The sum of Q Q^T / row^2 over a chunk of tokens, without those whose row is at the floor."""
+    after_the_kernel_before(EARLY)
     split, batch = tl.program_id(0), tl.program_id(1)
     n, rows = tl.arange(0, NP), tl.arange(0, TOKENS)
     first = split * chunk
@@ -168,8 +172,10 @@ def token_gradients(
     TOKENS: tl.constexpr,
     NORMALIZED: tl.constexpr,
     PRODUCT: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """The gradients of a block of tokens, head after head; and its part of those of the skip and the residual gate."""
+    after_the_kernel_before(EARLY)
     tile, batch = tl.program_id(0), tl.program_id(1)
     width = H * P
     first = tile * TOKENS

@@ -12,10 +12,19 @@ import os
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
-PARTS = tl.constexpr(32)  # partial sums added at a time
-SLICE = tl.constexpr(128)  # elements of the state that a program adds up at a time
+PARTS = tl.constexpr(64)  # partial sums added at a time
+SLICE = tl.constexpr(128)  # elements of the state that a program adds up
+
+
+@triton.jit
+def after_the_kernel_before(EARLY: tl.constexpr):
+    """Where kernels are launched early, the first thing a program does: see `early.py`."""
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
 
 
 @triton.jit
@@ -24,9 +33,17 @@ def at(base, index, stride):
 
 
 @triton.jit
-def block(base, rows, columns, row_stride, column_stride, row_end, column_end):
-    """A block of a matrix, zero outside of it."""
-    inside = (rows < row_end)[:, None] & (columns < column_end)[None, :]
+def _inside(rows, columns, row_end, column_end, ALL: tl.constexpr):
+    inside = (rows < row_end)[:, None]
+    if not ALL:
+        inside = inside & (columns < column_end)[None, :]
+    return inside
+
+
+@triton.jit
+def block(base, rows, columns, row_stride, column_stride, row_end, column_end, ALL: tl.constexpr = False):
+    """A block of a matrix, zero outside of it. ALL: no column of it lies outside."""
+    inside = _inside(rows, columns, row_end, column_end, ALL)
     return tl.load(base + rows[:, None] * row_stride + columns[None, :] * column_stride, mask=inside, other=0.0)
 
 
@@ -37,9 +54,12 @@ def feature(x, NORMALIZED: tl.constexpr):
 
 
 @triton.jit
-def feature_block(base, rows, columns, row_stride, column_stride, row_end, column_end, NORMALIZED: tl.constexpr):
-    x = block(base, rows, columns, row_stride, column_stride, row_end, column_end).to(tl.float32)
-    inside = (rows < row_end)[:, None] & (columns < column_end)[None, :]
+def feature_block(
+    base, rows, columns, row_stride, column_stride, row_end, column_end, NORMALIZED: tl.constexpr,
+    ALL: tl.constexpr = False,
+):  # fmt: skip
+    x = block(base, rows, columns, row_stride, column_stride, row_end, column_end, ALL).to(tl.float32)
+    inside = _inside(rows, columns, row_end, column_end, ALL)
     return tl.where(inside, feature(x, NORMALIZED), 0.0)
 
 
@@ -83,12 +103,15 @@ def softplus(x):
 
 
 @triton.jit
-def head_gain(rho, rows, stride, end, head, dt_bias, a_log):
-    """rho of one head's tokens; made from dt where its parameters are given."""
-    gain = tl.load(rho + rows * stride, mask=rows < end, other=0.0).to(tl.float32)
+def head_gain(rho, rows, stride, end, head, dt_bias, a_log, residual):
+    """w of one head's tokens, from rho; or from dt, where its parameters are given."""
+    w = tl.load(rho + rows * stride, mask=rows < end, other=0.0).to(tl.float32)
     if dt_bias is not None:
-        gain = softplus(gain + tl.load(dt_bias + head).to(tl.float32)) * tl.exp(tl.load(a_log + head).to(tl.float32))
-    return gain
+        w = softplus(w + tl.load(dt_bias + head).to(tl.float32)) * tl.exp(tl.load(a_log + head).to(tl.float32))
+    if residual is not None:
+        g = tl.load(residual + head).to(tl.float32)
+        w = (1 - g) * w + g
+    return w
 
 
 @triton.jit
@@ -120,8 +143,10 @@ def accumulate(
     TOKENS: tl.constexpr,
     NORMALIZED: tl.constexpr,
     PRODUCT: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """One head's sum of K (w V)^T over a chunk of tokens; the first head's program sums K as well."""
+    after_the_kernel_before(EARLY)
     head, split, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     heads, splits = tl.num_programs(0), tl.num_programs(1)
     n, p, rows = tl.arange(0, NP), tl.arange(0, PP), tl.arange(0, TOKENS)
@@ -135,14 +160,10 @@ def accumulate(
     keys = tl.zeros((TOKENS, NP), tl.float32)
     for start in range(0, end, TOKENS):
         left = end - start
-        key = feature_block(b, rows, n, b_token, b_state, left, N, NORMALIZED)
-        value = block(v, rows, p, v_token, v_width, left, P)
-        gain = head_gain(rho, rows, rho_token, left, head, dt_bias, a_log)
-        if residual is not None:
-            g = tl.load(residual + head).to(tl.float32)
-            gain = (1 - g) * gain + g
+        key = feature_block(b, rows, n, b_token, b_state, left, N, NORMALIZED, N == NP)
+        value = block(v, rows, p, v_token, v_width, left, P, P == PP)
         keys += key
-        weighted = key * gain[:, None]
+        weighted = key * head_gain(rho, rows, rho_token, left, head, dt_bias, a_log, residual)[:, None]
         if PRODUCT == "bf16":
             # Rounding the keys would leave, of a mean much larger than what varies, an error that k mu^T cannot take
             # out; the rest of the rounding is multiplied as well. Values come in half precision already.
@@ -182,48 +203,45 @@ def query_and_reduce(
     tokens,
     chunk,
     splits,
-    state_size,
+    queries,
     floor,
     c_batch,
     c_token,
     c_state,
     N: tl.constexpr,
     NP: tl.constexpr,
+    STATE: tl.constexpr,
     TOKENS: tl.constexpr,
     NORMALIZED: tl.constexpr,
-    SUM_QUERIES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
-    """Adds the parts of the state, each program a slice of it, and sums Q / row over a chunk of tokens."""
-    group, batch = tl.program_id(0), tl.program_id(1)
-    groups = tl.num_programs(0)
+    """The first programs, as many as `queries` says, sum Q / row over a chunk of tokens each; the others add the parts
+    of the state, a slice each."""
+    after_the_kernel_before(EARLY)
+    program, batch = tl.program_id(0), tl.program_id(1)
     n, rows = tl.arange(0, NP), tl.arange(0, TOKENS)
-
-    parts = at(kv_parts, batch * splits, state_size)
-    for start in range(group * SLICE, state_size, groups * SLICE):
-        elements = start + tl.arange(0, SLICE)
-        total = sum_parts(parts, splits, elements, state_size)
-        tl.store(at(kv, batch, state_size) + elements, total, mask=elements < state_size)
-
-    k_total = tl.zeros((NP,), tl.float32)
-    if NORMALIZED:
-        k_total = sum_parts(at(k_parts, batch * splits, N), splits, n, N)
-        if group == 0:
-            tl.store(k + batch * N + n, k_total, mask=n < N)
-    if SUM_QUERIES:
-        first = group * chunk
+    if program < queries:
+        k_total = tl.zeros((NP,), tl.float32)
+        if NORMALIZED:
+            k_total = sum_parts(at(k_parts, batch * splits, N), splits, n, N)
+            if program == 0:
+                tl.store(k + batch * N + n, k_total, mask=n < N)
+        first = program * chunk
         end = tl.minimum(chunk, tokens - first)
         c = at(at(c, batch, c_batch), first, c_token)
         total = tl.zeros((TOKENS, NP), tl.float32)
         for start in range(0, end, TOKENS):
-            query = feature_block(c, rows, n, c_token, c_state, end - start, N, NORMALIZED)
+            query = feature_block(c, rows, n, c_token, c_state, end - start, N, NORMALIZED, N == NP)
             if NORMALIZED:
                 _, scale = normaliser(query, k_total, floor)
                 query = query * scale[:, None]
             total += query
             c += TOKENS * c_token
-        used = tl.cdiv(tokens, chunk)  # programs beyond it only add parts of the state
-        if group < used:
-            tl.store(at(q_parts, batch * used + group, N) + n, tl.sum(total, 0), mask=n < N)
+        tl.store(at(q_parts, batch * queries + program, N) + n, tl.sum(total, 0), mask=n < N)
+    else:
+        elements = (program - queries) * SLICE + tl.arange(0, SLICE)
+        added = sum_parts(at(kv_parts, batch * splits, STATE), splits, elements, STATE)
+        tl.store(at(kv, batch, STATE) + elements, added, mask=elements < STATE)
 
 
 @triton.jit
@@ -245,14 +263,17 @@ def calibrate(
     N: tl.constexpr,
     P: tl.constexpr,
     NP: tl.constexpr,
-    PP: tl.constexpr,
+    COLUMNS: tl.constexpr,
     NORMALIZED: tl.constexpr,
     PRODUCT: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
-    """One head's state as it is read out, (S - k mu^T) a, and what is added to each token: see `triton.py`."""
-    head, batch = tl.program_id(0), tl.program_id(1)
+    """Some columns of one head's state as they are read out, (S - k mu^T) a, and what is added to each token: see
+    `triton.py`."""
+    after_the_kernel_before(EARLY)
+    head, batch = tl.program_id(0), tl.program_id(2)
     width = tl.num_programs(0) * P
-    n, p = tl.arange(0, NP), tl.arange(0, PP)
+    n, p = tl.arange(0, NP), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = (n < N)[:, None] & (p < P)[None, :]
     channel = head * P + p
     q_total = sum_parts(at(q_parts, batch * parts, N), parts, n, N)
@@ -260,24 +281,24 @@ def calibrate(
     sums = tl.load(place, mask=inside, other=0.0)
     mean = tl.sum(q_total[:, None] * sums, 0) / tokens
     tl.store(mu + batch * width + channel, mean, mask=p < P)
-    if head == 0:
+    if head + tl.program_id(1) == 0:
         tl.store(q + batch * N + n, q_total, mask=n < N)
 
-    amplify = tl.full((PP,), 1.0, tl.float32)
-    keep = tl.full((PP,), 1.0, tl.float32)
+    amplify = tl.full((COLUMNS,), 1.0, tl.float32)
+    keep = tl.full((COLUMNS,), 1.0, tl.float32)
     if omega is not None:
         amplify *= 1 + tl.load(omega + head).to(tl.float32)
     if t is not None:
         amplify *= 1 + tl.load(t + p, mask=p < P, other=0.0).to(tl.float32)
     if s is not None:
         keep += tl.load(s + p, mask=p < P, other=0.0).to(tl.float32)
-    skip = tl.full((PP,), 1.0, tl.float32) * tl.load(d + head).to(tl.float32)
+    skip = tl.full((COLUMNS,), 1.0, tl.float32) * tl.load(d + head).to(tl.float32)
     shift = (keep - amplify) * mean
     if v_sum is not None:
         v_mean = tl.load(v_sum + batch * width + channel, mask=p < P, other=0.0) / tokens
         shift += (keep - amplify) * skip * v_mean
         skip *= amplify
-    lift = tl.zeros((PP,), tl.float32)
+    lift = tl.zeros((COLUMNS,), tl.float32)
     if NORMALIZED:
         k_total = tl.load(k + batch * N + n, mask=n < N, other=0.0)
         sums -= k_total[:, None] * mean[None, :]
@@ -317,8 +338,10 @@ def read_out(
     TOKENS: tl.constexpr,
     NORMALIZED: tl.constexpr,
     PRODUCT: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """One head's output for a chunk of tokens."""
+    after_the_kernel_before(EARLY)
     head, split, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     width = tl.num_programs(0) * P
     n, p, rows = tl.arange(0, NP), tl.arange(0, PP), tl.arange(0, TOKENS)

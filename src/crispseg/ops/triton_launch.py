@@ -10,12 +10,15 @@ import triton
 from torch import Tensor
 
 from crispseg.ops import triton_kernels as kernels
+from crispseg.ops.early import early
 from crispseg.ops.spec import Gates, Rule, normaliser_floor
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LARGEST_STATE = 128  # N
 LARGEST_HEAD = 128  # P
 INTERPRETED = bool(kernels.INTERPRETED.value)
+_MOST_PARTS = 128  # that a sum over tokens is split into, as somebody has to add them
+_CALIBRATED = 16  # columns of the state that a program calibrates
 
 
 class Sizes(NamedTuple):
@@ -51,9 +54,9 @@ class Tiling(NamedTuple):
 # By kernel; the largest tokens that leave no multiprocessor idle are taken, at most these.
 TILINGS = {
     "accumulate": Tiling(32, 4, 3, waves=4),
-    "query_and_reduce": Tiling(64, 4, 2, waves=1),
+    "query_and_reduce": Tiling(32, 4, 2, waves=4),
     "read_out": Tiling(32, 4, 3, waves=4),
-    "read_out_gated": Tiling(64, 8, 2),
+    "read_out_gated": Tiling(32, 4, 3),
     "state_gradients": Tiling(32, 4, 2),
     "query_moments": Tiling(64, 4, 2, waves=1),
     "token_gradients": Tiling(64, 8, 2),
@@ -119,7 +122,7 @@ def choose(name: str, rows: int, tokens: int, device: torch.device) -> Tiling:
 
 def split(tokens: int, rows: int, tiling: Tiling, device: torch.device) -> tuple[int, int]:
     """Tokens per program, a multiple of the block, and the number of programs along the tokens."""
-    wanted = triton.cdiv(tiling.waves * multiprocessors(device), rows)
+    wanted = min(_MOST_PARTS, triton.cdiv(tiling.waves * multiprocessors(device), rows))
     chunk = triton.cdiv(triton.cdiv(tokens, tiling.tokens), wanted) * tiling.tokens
     return chunk, triton.cdiv(tokens, chunk)
 
@@ -147,32 +150,33 @@ def sum_states(
     kernels.accumulate[(heads, splits, batch)](
         v, b, rho, *(dt or (None, None)), gates.residual, kv_parts, k_parts, tokens, chunk,
         *v.stride(), *b.stride(), *rho.stride(),
-        **sizes.fixed, TOKENS=tiling.tokens, NORMALIZED=normalized, PRODUCT=product, **launch(tiling),
+        **sizes.fixed, TOKENS=tiling.tokens, NORMALIZED=normalized, PRODUCT=product,
+        **launch(tiling, v.device),
     )  # fmt: skip
 
     tiling = choose("query_and_reduce", batch, tokens, v.device)
     chunk, parts = split(tokens, batch, tiling, v.device)
+    parts = parts if use_queries else 0
     state_size = state * sizes.inner
     slices = triton.cdiv(state_size, kernels.SLICE.value)
-    groups = max(parts, min(slices, triton.cdiv(multiprocessors(v.device), batch)))
     kv, k = empty(batch, state, sizes.inner), empty(batch, state if normalized else 0)
-    parts = parts if use_queries else 0
     q_parts, q = empty(batch, parts, state), empty(batch, state)
-    kernels.query_and_reduce[(groups, batch)](
-        c, kv_parts, k_parts, kv, k, q_parts, tokens, chunk, splits, state_size, normaliser_floor(c.dtype), *c.stride(),
-        N=state, NP=padded(state), TOKENS=tiling.tokens,
-        NORMALIZED=normalized, SUM_QUERIES=use_queries, **launch(tiling),
+    kernels.query_and_reduce[(parts + slices, batch)](
+        c, kv_parts, k_parts, kv, k, q_parts, tokens, chunk, splits, parts, normaliser_floor(c.dtype), *c.stride(),
+        N=state, NP=padded(state), STATE=state_size, TOKENS=tiling.tokens, NORMALIZED=normalized,
+        **launch(tiling, v.device),
     )  # fmt: skip
 
     v_sum = v.sum(1, dtype=torch.float32) if rule.skip == "before" and gates.use_mean else None
     mu, affine = empty(batch, sizes.inner), empty(batch, 3, sizes.inner)
     read = torch.empty_like(kv, dtype=state_dtype(product))
-    kernels.calibrate[(heads, batch)](
+    kernels.calibrate[(heads, triton.cdiv(sizes.width, _CALIBRATED), batch)](
         kv, k, q_parts, d, gates.omega, gates.s, gates.t, v_sum, read, affine, q, mu, tokens, parts,
-        **sizes.fixed, NORMALIZED=normalized, PRODUCT=product, num_warps=4,
+        N=state, P=sizes.width, NP=padded(state), COLUMNS=_CALIBRATED, NORMALIZED=normalized, PRODUCT=product,
+        num_warps=4, **early(v.device),
     )  # fmt: skip
     return States(kv, k, q, mu, read, affine)
 
 
-def launch(tiling: Tiling) -> dict[str, Any]:
-    return {"num_warps": tiling.warps, "num_stages": tiling.stages}
+def launch(tiling: Tiling, device: torch.device) -> dict[str, Any]:
+    return {"num_warps": tiling.warps, "num_stages": tiling.stages, **early(device)}

@@ -102,7 +102,8 @@ def _gated_mixer(
             v, c, z, states.k, states.read, states.affine, norm_weight, norm_bias, out,
             tokens, normaliser_floor(c.dtype), eps, *v.stride(), *c.stride(), *z.stride(),
             N=state, WIDTH=inner, PADDED=width, SOME=max(16, min(padded(state), _STATE_BLOCK // width)),
-            NP=padded(state), TOKENS=tiling.tokens, NORMALIZED=normalized, PRODUCT=product, **launch(tiling),
+            NP=padded(state), TOKENS=tiling.tokens, NORMALIZED=normalized, PRODUCT=product,
+            **launch(tiling, z.device),
         )  # fmt: skip
     return out
 
@@ -114,7 +115,7 @@ def _(xbc: Tensor, dt: Tensor, z: Tensor, *rest: object) -> Tensor:
 
 def _choose(sizes: Sizes, product: str, device: torch.device) -> Tiling:
     """As many tokens as the registers hold, but no multiprocessor idle; warps by the size of the block. Two float32
-    blocks of the state would not fit the shared memory, so there is one stage only."""
+    blocks of the state would not fit the shared memory, so there is one stage only; in bfloat16 all of it does."""
     if "read_out_gated" in FORCED:
         return FORCED["read_out_gated"]
     tiling, width = TILINGS["read_out_gated"], padded(sizes.inner)
@@ -122,6 +123,6 @@ def _choose(sizes: Sizes, product: str, device: torch.device) -> Tiling:
     enough = 0.9 * multiprocessors(device)
     while block > 16 and (block * width > _LARGEST_BLOCK or sizes.batch * triton.cdiv(sizes.tokens, block) < enough):
         block //= 2
-    return tiling._replace(
-        tokens=block, warps=max(4, min(16, block * width // 1024)), stages=tiling.stages if product == "bf16" else 1
-    )
+    warps = max(tiling.warps, min(16, block * width // (1024 if width <= 256 else 2048)))
+    stages = tiling.stages + (width > 512) if product == "bf16" else 1
+    return tiling._replace(tokens=block, warps=warps, stages=stages)

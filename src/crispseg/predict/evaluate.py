@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,6 +52,7 @@ class Evaluator:
             raise unknown("precision", precision, PRECISIONS)
         check_card(model)
         self.model = model.to(device).eval()
+        self.network = _fastest(self.model, device, precision)
         self.device = device
         self.views = views(tta)
         self.precision = precision
@@ -86,12 +87,19 @@ class Evaluator:
     def _probabilities(self, view: View, x: Tensor) -> Tensor:
         shown = view.show(x)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
-            logits = self.model(shown)
+            logits = self.network(shown)
         wanted = (len(x), self.model.num_classes, *shown.shape[-2:])
         if not isinstance(logits, Tensor) or logits.shape != wanted:
             got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
             raise UserError(f"model {self.model.name!r} returned {got} where {wanted} was expected")
         return view.undo(logits.float().softmax(dim=1))
+
+
+def _fastest(model: SegmentationModel, device: torch.device, precision: str) -> Callable[[Tensor], Tensor]:
+    """On a GPU the fused model; on a CPU, where this gains little, the model as it is."""
+    if device.type != "cuda" or next(model.parameters(), None) is None:
+        return model
+    return model.fused(torch.bfloat16 if precision == "bfloat16" else torch.float32)
 
 
 def check_card(model: SegmentationModel) -> None:

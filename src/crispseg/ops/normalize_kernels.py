@@ -1,0 +1,147 @@
+"""Triton kernels of `normalize.py`. Means, variances and sums are float32."""
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from crispseg.ops.early import early
+from crispseg.ops.resizing_kernels import between
+from crispseg.ops.triton_kernels import INTERPRETED, after_the_kernel_before
+
+
+class NormTiles(NamedTuple):
+    elements: int  # of a program, in whole rows
+    warps: int
+
+
+class AddTiles(NamedTuple):
+    """How `norm_relu_add` cuts its work: pixels and output channels of a program, and its warps."""
+
+    pixels: int
+    channels: int
+    warps: int
+
+
+def norm_tiles_for(elements: int) -> NormTiles:
+    return NormTiles(1024, 4) if elements <= 1 << 17 else NormTiles(2048, 4)
+
+
+def add_tiles_for(pixels: int, channels: int) -> AddTiles:
+    if pixels <= 1 << 11:
+        return AddTiles(32, 64, 8)
+    return AddTiles(64, 64, 4) if channels <= 64 else AddTiles(64, 128, 8)
+
+
+@triton.jit
+def _normalised(x, columns, gain, shift, eps, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
+    """LayerNorm of the rows of x, whose columns beyond WIDTH are zero."""
+    centred = x - tl.sum(x, 1)[:, None] / WIDTH
+    if COLUMNS > WIDTH:
+        centred = tl.where(columns[None, :] < WIDTH, centred, 0.0)
+    scale = tl.rsqrt(tl.sum(centred * centred, 1) / WIDTH + eps)
+    return centred * scale[:, None] * gain[None, :] + shift[None, :]
+
+
+@triton.jit
+def _norm_kernel(
+    x, weight, bias, out, count, eps,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    after_the_kernel_before(EARLY)
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    rows, columns = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    inside = (rows < count - first)[:, None] & (columns < WIDTH)[None, :]
+    places = rows[:, None] * WIDTH + columns[None, :]
+    row = tl.load(x + first * WIDTH + places, mask=inside, other=0.0).to(tl.float32)
+    gain = tl.load(weight + columns, mask=columns < WIDTH, other=0.0).to(tl.float32)
+    shift = tl.load(bias + columns, mask=columns < WIDTH, other=0.0).to(tl.float32)
+    tl.store(out + first * WIDTH + places, _normalised(row, columns, gain, shift, eps, WIDTH, COLUMNS), mask=inside)
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, tiles: NormTiles | None = None) -> Tensor:
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    width = x.shape[-1]
+    count = x.numel() // width
+    columns = triton.next_power_of_2(width)
+    tiles = tiles or norm_tiles_for(x.numel())
+    rows = max(1, tiles.elements // columns)
+    _norm_kernel[(triton.cdiv(count, rows),)](
+        x, weight, bias, out, count, eps, WIDTH=width, ROWS=rows, COLUMNS=columns, num_warps=tiles.warps,
+        **early(x.device),
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _norm_relu_add_kernel(
+    x, norm_weight, norm_bias, weight, bias, coarser, out, height, width, coarse_h, coarse_w, scale_y, scale_x, eps,
+    WIDTH: tl.constexpr, OUT: tl.constexpr, PLACES: tl.constexpr, COLUMNS: tl.constexpr, N: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
+    after_the_kernel_before(EARLY)
+    image, blocks = tl.program_id(1).to(tl.int64), (OUT + N - 1) // N
+    place, columns = tl.program_id(0) // blocks * PLACES + tl.arange(0, PLACES), tl.arange(0, COLUMNS)
+    n = tl.program_id(0) % blocks * N + tl.arange(0, N)
+    inside = place < height * width
+    used, wanted = columns < WIDTH, n < OUT
+    start = image * height * width
+    row = tl.load(
+        x + start * WIDTH + place[:, None].to(tl.int64) * WIDTH + columns[None, :],
+        mask=inside[:, None] & used[None, :],
+        other=0.0,
+    ).to(tl.float32)
+    top, bottom, down = between(place // width, scale_y, coarse_h)
+    left, right, along = between(place % width, scale_x, coarse_w)
+    coarser += image * coarse_h * coarse_w * OUT
+    ok = inside[:, None] & wanted[None, :]
+    a = tl.load(coarser + (top * coarse_w + left)[:, None].to(tl.int64) * OUT + n[None, :], mask=ok, other=0.0)
+    b = tl.load(coarser + (top * coarse_w + right)[:, None].to(tl.int64) * OUT + n[None, :], mask=ok, other=0.0)
+    c = tl.load(coarser + (bottom * coarse_w + left)[:, None].to(tl.int64) * OUT + n[None, :], mask=ok, other=0.0)
+    d = tl.load(coarser + (bottom * coarse_w + right)[:, None].to(tl.int64) * OUT + n[None, :], mask=ok, other=0.0)
+    along, down = along[:, None], down[:, None]
+    above = a.to(tl.float32) * (1 - along) + b.to(tl.float32) * along
+    below = c.to(tl.float32) * (1 - along) + d.to(tl.float32) * along
+    added = above * (1 - down) + below * down
+
+    matrix = tl.load(weight + n[None, :] * WIDTH + columns[:, None], mask=used[:, None] & wanted[None, :], other=0.0)
+    gain = tl.load(norm_weight + columns, mask=used, other=0.0).to(tl.float32)
+    shift = tl.load(norm_bias + columns, mask=used, other=0.0).to(tl.float32)
+    normed = _normalised(row, columns, gain, shift, eps, WIDTH, COLUMNS).to(matrix.dtype)
+    if INTERPRETED:  # which cannot multiply bfloat16
+        normed = normed.to(tl.float32)
+        matrix = matrix.to(tl.float32)
+    y = tl.dot(normed, matrix) + tl.load(bias + n, mask=wanted, other=0.0).to(tl.float32)[None, :]
+    y = tl.maximum(y, 0.0) + added
+    tl.store(out + start * OUT + place[:, None].to(tl.int64) * OUT + n[None, :], y, mask=ok)
+
+
+def norm_relu_add(
+    x: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    eps: float,
+    weight: Tensor,
+    bias: Tensor,
+    coarser: Tensor,
+    tiles: AddTiles | None = None,
+) -> Tensor:
+    x, coarser, weight = x.contiguous(), coarser.contiguous(), weight.t().contiguous()
+    batch, height, width, channels = x.shape
+    coarse_h, coarse_w = coarser.shape[1:3]
+    count = weight.shape[0]
+    out = x.new_empty(batch, height, width, count)
+    tiles = tiles or add_tiles_for(batch * height * width, channels)
+    block = min(tiles.channels, max(16, triton.next_power_of_2(count)))
+    _norm_relu_add_kernel[(triton.cdiv(height * width, tiles.pixels) * triton.cdiv(count, block), batch)](
+        x, norm_weight, norm_bias, weight, bias, coarser, out, height, width, coarse_h, coarse_w, coarse_h / height,
+        coarse_w / width, eps, WIDTH=channels, OUT=count, PLACES=tiles.pixels,
+        COLUMNS=max(16, triton.next_power_of_2(channels)), N=block, num_warps=tiles.warps, **early(x.device),
+    )  # fmt: skip
+    return out

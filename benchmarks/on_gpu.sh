@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
 # Everything that only a CUDA device can prove or measure, step by step, each with its log in OUT:
 #
-#   benchmarks/on_gpu.sh OUT tests operator depthwise head profile bars scaling training rivals
+#   benchmarks/on_gpu.sh OUT tests operator depthwise blocks maps head profile bars scaling training rivals
 #
 # Steps can be left out or given in any order. Nothing is installed; where the package is not, src/ is used.
 #
 # tests      the tests marked gpu, a few files at a time
 # operator, depthwise, head   our kernels against torch.compile's code for the same formulas
+# blocks, maps   those of half blocks, stem, norms and resizes against torch's operations, and how to cut their work
 # profile    where a fused crisp_tiny spends its time
 # bars       crisp_tiny beside a compiled UNetFormer, and without DCO
 # scaling    time and memory per pixel from 512 to 4096 px
-# training   images per second of a training step beside plain VSSD + UPerHead, kernel by kernel
+# training   images per second of training steps, and of plain VSSD + UPerHead's: torch's operations, one by one
 # rivals     the speed columns of configs/tables/rivals.yaml, from the runs kept in benchmarks/results/ablations
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -24,6 +25,7 @@ crisp() { "$PYTHON" -m crispseg.cli.main "$@"; }
 run_tests() {
   local waiting=()
   for files in "tests/ops/test_gpu.py" "tests/ops/test_depthwise_gpu.py" "tests/fused/test_gpu.py" "tests/bench/test_gpu.py" \
+    "tests/ops/test_block_gpu.py" "tests/ops/test_maps_gpu.py" \
     "tests/train/test_gpu.py tests/evaluate/test_gpu.py tests/metrics/test_gpu.py tests/analysis/test_gpu.py" \
     "tests/predict/test_gpu.py tests/exact/test_exact.py"; do
     # shellcheck disable=SC2086
@@ -37,26 +39,28 @@ run_tests() {
 }
 run_operator() { "$PYTHON" benchmarks/operator_kernels.py --out "$OUT/operator_kernels.json"; }
 run_depthwise() { "$PYTHON" benchmarks/depthwise_kernels.py --out "$OUT/depthwise_kernels.json"; }
+run_blocks() { "$PYTHON" benchmarks/block_kernels.py --out "$OUT/block_kernels.json"; }
+run_maps() { "$PYTHON" benchmarks/map_kernels.py; }
 run_head() { "$PYTHON" benchmarks/head_kernels.py --out "$OUT/head_kernels.json"; }
 run_profile() { "$PYTHON" benchmarks/profile_fused.py --model crisp_tiny --batch 1 16 --out "$OUT/profile_fused.md"; }
 run_bars() {
-  crisp bench crisp_tiny unetformer_r18 --modes compiled fused --precision bf16 --sizes 512 --batch 1 16 \
-    --relative-to unetformer_r18@compiled --out "$OUT/bars"
+  crisp bench crisp_tiny unetformer_r18 --modes compiled fused --skip crisp_tiny@compiled --precision bf16 --sizes 512 \
+    --batch 1 16 --relative-to unetformer_r18@compiled --out "$OUT/bars"
   crisp bench crisp_tiny crisp_tiny:dco=false --modes fused --precision bf16 --sizes 512 --batch 1 16 \
     --relative-to crisp_tiny:dco=false --out "$OUT/dco"
 }
 run_scaling() { crisp bench scaling crisp_tiny --modes fused --precision bf16 --sizes 512 1024 2048 4096 --out "$OUT/scaling"; }
 run_training() {
-  for words in "model=crisp_tiny" "model=vssd_tiny_upernet graph=false"; do
-    # shellcheck disable=SC2086
-    "$PYTHON" benchmarks/training.py $words batch_size=16 crop=512 precision=bf16 --steps 30 \
-      --out "$OUT/training-$(echo "$words" | tr ' =' '--').json"
-  done
+  local recipe="batch_size=16 crop=512 precision=bf16 --steps-alone --steps 20 --warm-up 6"
+  # shellcheck disable=SC2086
+  "$PYTHON" benchmarks/training.py model=crisp_tiny $recipe --out "$OUT/training-crisp_tiny.json" &&
+    CRISPSEG_OPS_BACKEND=torch "$PYTHON" benchmarks/training.py model=vssd_tiny_upernet graph=false $recipe \
+      --out "$OUT/training-vssd_tiny_upernet.json"
 }
 run_rivals() {
   mkdir -p "$OUT/rivals"
   cp benchmarks/results/ablations/results.json "$OUT/rivals/"
-  crisp ablate configs/tables/rivals.yaml --data configs/ablation_dubai.yaml configs/ablation_vaihingen.yaml --seeds 0 \
+  crisp ablate configs/tables/rivals.yaml --data configs/ablation_dubai.yaml configs/ablation_vaihingen.yaml --seeds 0 1 2 \
     --out "$OUT/rivals"
 }
 

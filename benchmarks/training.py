@@ -24,13 +24,14 @@ from loader import generate  # beside this file
 
 from crispseg.data import make_loader, open_folder
 from crispseg.files import write_json
+from crispseg.ops.choice import kernels_wanted
 from crispseg.train.config import TrainConfig, train_config
 from crispseg.train.distributed import Processes
 from crispseg.train.setup import build_model, choose_device, choose_workers, complete, training_set
 from crispseg.train.step import Part, Stepper, use_fast_kernels
 
 
-def measure(config: TrainConfig, warm_up: int, steps: int) -> dict[str, Any]:
+def measure(config: TrainConfig, warm_up: int, steps: int, steps_alone: bool) -> dict[str, Any]:
     device = choose_device(config.device)
     folder = open_folder(config.data.path, protocol=config.data.protocol)
     config = complete(config, folder, device)
@@ -47,12 +48,15 @@ def measure(config: TrainConfig, warm_up: int, steps: int) -> dict[str, Any]:
     def train_on(part: Part) -> None:
         stepper.step(0, [part])
 
-    one = next(batches())
-    speeds = {
-        "steps": _images_per_second(itertools.repeat(one), train_on, config.batch_size, warm_up, steps, device),
-        "loader": _images_per_second(batches(), lambda part: None, config.batch_size, warm_up, steps, device),
-        "training": _images_per_second(batches(), train_on, config.batch_size, warm_up, steps, device),
-    }
+    def timed(parts: Iterator[Part], work: Callable[[Part], None]) -> float:
+        return _images_per_second(parts, work, config.batch_size or 1, warm_up, steps, device)
+
+    speeds = {"steps": timed(itertools.repeat(next(batches())), train_on)}
+    if not steps_alone:
+        speeds["loader"] = timed(batches(), lambda part: None)
+        speeds["training"] = timed(batches(), train_on)
+        speeds["training / steps"] = round(speeds["training"] / speeds["steps"], 3)
+        speeds["loader / training"] = round(speeds["loader"] / speeds["training"], 2)
     return {
         "model": config.model.name,
         "batch": config.batch_size,
@@ -60,9 +64,9 @@ def measure(config: TrainConfig, warm_up: int, steps: int) -> dict[str, Any]:
         "precision": config.precision,
         "compile": config.compile,
         "workers": workers,
+        "graph": config.graph,
+        "kernels": kernels_wanted(),
         **speeds,
-        "training / steps": round(speeds["training"] / speeds["steps"], 3),
-        "loader / training": round(speeds["loader"] / speeds["training"], 2),
         "peak_gpu_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2) if device == "cuda" else None,
     }
 
@@ -92,12 +96,13 @@ def main() -> None:
     parser.add_argument("--protocol", help="protocol to open it with")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--warm-up", type=int, default=15)
+    parser.add_argument("--steps-alone", action="store_true", help="leave loader and training out")
     parser.add_argument("--out", type=Path, help="write the result as JSON")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         data = args.data or str(generate(Path(temporary) / "data"))
         words = [f"data={data}", *([f"data.protocol={args.protocol}"] if args.protocol else []), *args.words]
-        result = measure(train_config(None, words), args.warm_up, args.steps)
+        result = measure(train_config(None, words), args.warm_up, args.steps, args.steps_alone)
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     result |= {"gpu": gpu, "machine": platform.machine(), "torch": torch.__version__, "data": args.data or "generated"}
     print(json.dumps(result, indent=2))

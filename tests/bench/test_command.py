@@ -35,6 +35,15 @@ def test_models_then_compare(tmp_path, capsys):
     assert main(["bench", "compare", str(tmp_path / "bench.json")]) == 1
 
 
+def test_a_mode_left_out_for_one_model(tmp_path, capsys):
+    other = TINY.replace("dim=16", "dim=32")
+    assert main(quick(tmp_path, TINY, other, "--modes", "eager", "fused", "--skip", f"{other}@eager")) == 0
+    cells = json.loads((tmp_path / "bench.json").read_text())["cells"]
+    assert [(cell["model"], cell["mode"]) for cell in cells] == [(TINY, "eager"), (TINY, "fused"), (other, "fused")]
+    assert main(quick(tmp_path, TINY, "--skip", f"{TINY}@fussed")) == 1
+    assert "unknown mode 'fussed'" in capsys.readouterr().err
+
+
 def test_a_wrong_mode_is_refused_a_number_and_the_status_is_one(tmp_path, capsys, monkeypatch):
     def off_by_one(make, example, recorder):
         return modes.Plain(lambda x: (make(False)(x)[0] + 1,), example)

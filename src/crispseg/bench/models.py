@@ -121,6 +121,8 @@ def _model_entries(
         refused=_refusal(model, precision, operator),
     )
     for mode in settings.modes:
+        if f"{label}@{mode}" in settings.skip:
+            continue
         make = _fused_maker(model, precision) if mode == "fused" else entry.make
         yield dataclasses.replace(entry, make=make, cell=dataclasses.replace(entry.cell, mode=mode))
 

@@ -31,6 +31,7 @@ class Settings:
     half: str = "weights"  # bf16 and fp16: "weights" casts the model, "autocast" leaves it in float32
     num_classes: int = 6
     in_channels: int = 3
+    skip: tuple[str, ...] = ()  # "model@mode", left out
 
     @property
     def on_cuda(self) -> bool:
@@ -72,6 +73,7 @@ def _check_names(settings: Settings) -> None:
     for what, given, known in (
         ("precision", settings.precisions, DTYPES),
         ("mode", settings.modes, MODES),
+        ("mode", [word.rpartition("@")[2] for word in settings.skip], MODES),
         ("layout", (settings.layout,), LAYOUTS),
         ("way to run in half precision", (settings.half,), HALVES),
     ):

@@ -32,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--batch", type=int, nargs="+", metavar="N", help="images at a time (default 1; on CUDA 1 and 16)")
     add("--precision", nargs="+", metavar="P", help="fp32, bf16, fp16 (default fp32; on CUDA fp32 and bf16)")
     add("--modes", nargs="+", metavar="MODE", help="eager, graph (CUDA only), compiled, fused (default all there are)")
+    add("--skip", nargs="+", metavar="MODEL@MODE", help="leave these out, such as what takes long to compile")
     add("--device", help="cpu or cuda (default cuda where there is one)")
     add("--out", default="runs/bench", metavar="DIR", help="where results go (default %(default)s)")
     add("--relative-to", metavar="MODEL[@MODE]", help="add ratios to this model's figures, in the same or that mode")
@@ -110,6 +111,7 @@ def _settings(args: argparse.Namespace, action: str) -> Any:
         "batches": args.batch,
         "precisions": args.precision,
         "modes": args.modes,
+        "skip": args.skip,
         "repeats": args.repeats,
         "warmup": args.warmup,
         "threads": args.threads,

@@ -31,8 +31,9 @@ def make(size, channels, dtype, scale=1.0, batch=2):
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize(("channels", "out"), [(32, 200), (64, 392), (64, 24)])
 def test_projection(size, channels, out, dtype):
+    """Of few pixels by torch's operations."""
     x, start = make(size, channels, dtype)
-    assert project_takes(x)
+    assert project_takes(x) == (size == (130, 127))
     matrix = make_product(channels, out, dtype, "cuda")
     check_project(conv_norm_project, x, start, matrix, BOUND)
 
@@ -51,6 +52,7 @@ def test_mlp(size, channels, dtype):
 def test_many_pixels_and_large_values(channels):
     """In float16 values of 1e3 leave no room for sums."""
     x, start = make((131, 130), channels, torch.bfloat16, 1e3, batch=3)
+    assert project_takes(x) == (channels < 128)
     check_project(conv_norm_project, x, start, make_product(channels, 392, torch.bfloat16, "cuda"), BOUND)
     assert mlp_takes(x, 4 * channels)
     check_mlp(conv_norm_mlp, x, start, make_mlp(channels, 4 * channels, torch.bfloat16, "cuda"), BOUND)

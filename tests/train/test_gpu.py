@@ -35,12 +35,13 @@ def test_a_bad_loss_is_noticed_before_anything_is_saved(folder, tmp_path):
 
 
 def test_a_recorded_step_trains_like_one_run_kernel_by_kernel():
-    """Losses, weights and running statistics after a few steps. (Paths dropped at random would be others.)"""
+    """Losses, weights and running statistics after a few steps. (Paths dropped at random would be others, and
+    in half precision rounding grows from step to step.)"""
 
     def trained(graph):
         torch.manual_seed(0)
         config = config_from(
-            {"graph": graph, "precision": "bf16", "optimizer": {"lr": 1e-4}, "schedule": {"steps": 9, "warmup": 0}}
+            {"graph": graph, "precision": "fp32", "optimizer": {"lr": 1e-4}, "schedule": {"steps": 9, "warmup": 0}}
         )
         model = crispseg.create_model("crisp_nano", num_classes=3, in_channels=3, drop_path=0.0)
         model.info = ModelInfo(mean=(0.5,) * 3, std=(2.0,) * 3)

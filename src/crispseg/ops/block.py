@@ -19,9 +19,10 @@ from torch.nn import functional
 from crispseg.ops.attend import kernels_apply
 from crispseg.ops.depthwise import depthwise3x3_norm
 
-# Channels of the maps that the kernels take. With more of them, a convolution and products of cuBLAS are faster.
+# Channels of the maps that the kernels take. With more of them a convolution and products of cuBLAS are faster, and
+# with few pixels in some cases, too.
 _FEW = (32, 64)
-_MORE = (128,)  # the MLP only, and only of many pixels
+_MLP_OF_MANY_PIXELS = (128,)
 _MANY_PIXELS = 16384
 _UNITS = 64  # hidden units come in multiples of it
 
@@ -45,12 +46,12 @@ class MLP(NamedTuple):
 
 def project_takes(x: Tensor) -> bool:
     """Whether `conv_norm_project` runs as a kernel."""
-    return kernels_apply(x) and x.shape[-1] in _FEW and not torch.compiler.is_exporting()
+    return kernels_apply(x) and x.shape[-1] in _FEW and _many(x) and not torch.compiler.is_exporting()
 
 
 def mlp_takes(x: Tensor, hidden: int) -> bool:
     """Likewise `conv_norm_mlp`; where it does not, it is faster to call what it consists of one by one."""
-    fits = x.shape[-1] in _FEW or (x.shape[-1] in _MORE and x[..., 0].numel() > _MANY_PIXELS)
+    fits = x.shape[-1] in _FEW or (x.shape[-1] in _MLP_OF_MANY_PIXELS and _many(x))
     return kernels_apply(x) and fits and hidden % _UNITS == 0 and not torch.compiler.is_exporting()
 
 
@@ -75,3 +76,7 @@ def conv_norm_mlp(x: Tensor, start: Start, mlp: MLP) -> Tensor:
         return block_launch.mlp(x, start, mlp)
     y, normed = depthwise3x3_norm(x, *start)
     return y + functional.gelu(normed @ mlp.fc1 + mlp.fc1_bias) @ mlp.fc2 + mlp.fc2_bias
+
+
+def _many(x: Tensor) -> bool:
+    return x[..., 0].numel() > _MANY_PIXELS

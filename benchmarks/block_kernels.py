@@ -24,9 +24,9 @@ from torch.nn import functional
 
 from crispseg.files import write_json
 from crispseg.fused.layers import linear_gelu
-from crispseg.ops import block_launch as launch
 from crispseg.ops.block import MLP, Start
 from crispseg.ops.depthwise import depthwise3x3_norm, packed
+from crispseg.ops.kernels import block_launch as launch
 
 Call = Callable[[], Any]
 

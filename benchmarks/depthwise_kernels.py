@@ -26,8 +26,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from crispseg.files import write_json
-from crispseg.ops import depthwise_launch as launch
 from crispseg.ops.depthwise import depthwise3x3, depthwise3x3_norm, packed
+from crispseg.ops.kernels import depthwise_launch as launch
 
 Function = Callable[..., tuple[Tensor, ...]]
 

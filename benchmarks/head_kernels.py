@@ -162,31 +162,31 @@ def measure(case: Case, batch: int) -> dict[str, Any]:
 
 def sweep(batch: int, only: list[str] | None) -> list[dict[str, Any]]:
     """The kernels with each of a few tiles; a wrong or failing one says so."""
-    from crispseg.ops import attend_kernels, attend_tokens_kernels, matching_kernels
-    from crispseg.ops.attend_kernels import Tiles
-    from crispseg.ops.attend_tokens_kernels import Pieces
+    from crispseg.ops.kernels import attend, attend_tokens, matching
+    from crispseg.ops.kernels.attend import Tiles
+    from crispseg.ops.kernels.attend_tokens import Pieces
 
     each = 1 << 30  # a program for each block of pixels
     tried: dict[str, tuple[Any, str, list[Any]]] = {
         "read_pixels": (
-            attend_kernels,
+            attend,
             "READ",
             [(64, 4, 2), (64, 4, 2, 132), (64, 4, 3, 132), (32, 4, 3), (32, 4, 4), (64, 4, 1), (128, 8, 2, 132)],
         ),
         "pixels_attend_tokens": (
-            attend_kernels,
+            attend,
             "WRITE",
             [(64, 4, 2), (64, 4, 1), (64, 4, 1, each), (64, 4, 3, 132), (128, 8, 2, 132), (128, 8, 1, 132), (32, 4, 2)],
         ),
         "best_cosines": (
-            matching_kernels,
+            matching,
             "MATCH",
             [(64, 4, 3), (64, 4, 2, 528), (64, 4, 1, each), (64, 4, 3, 528), (32, 4, 4, 396), (128, 4, 2)],
         ),
-        "tokens of a layer": (attend_tokens_kernels, "PIECES", [Pieces(h, warps=w) for w in (4, 8) for h in (64, 128)]),
-        "attend_own": (attend_tokens_kernels, "PIECES", [Pieces(warps=w) for w in (4, 8)]),
-        "join_grouped": (attend_tokens_kernels, "PIECES", [Pieces(columns=c) for c in (16, 32, 64)]),
-        "grouped_product": (matching_kernels, "COLUMNS", [16, 32, 64]),
+        "tokens of a layer": (attend_tokens, "PIECES", [Pieces(h, warps=w) for w in (4, 8) for h in (64, 128)]),
+        "attend_own": (attend_tokens, "PIECES", [Pieces(warps=w) for w in (4, 8)]),
+        "join_grouped": (attend_tokens, "PIECES", [Pieces(columns=c) for c in (16, 32, 64)]),
+        "grouped_product": (matching, "COLUMNS", [16, 32, 64]),
     }
     rows = []
     for case in cases(batch):

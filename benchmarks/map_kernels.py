@@ -22,11 +22,11 @@ from torch.nn import functional
 from crispseg import ops
 from crispseg.bench.check import relative_error
 from crispseg.ops import convolution, normalize, resizing
-from crispseg.ops import convolution_kernels as convolutions
-from crispseg.ops import normalize_kernels as norms
-from crispseg.ops import resizing_kernels as resizes
-from crispseg.ops.convolution_kernels import ImageTiles, MixTiles, Tiles
-from crispseg.ops.normalize_kernels import AddTiles, NormTiles
+from crispseg.ops.kernels import convolution as convolutions
+from crispseg.ops.kernels import normalize as norms
+from crispseg.ops.kernels import resizing as resizes
+from crispseg.ops.kernels.convolution import ImageTiles, MixTiles, Tiles
+from crispseg.ops.kernels.normalize import AddTiles, NormTiles
 
 LAUNCHES, REPEATS = 20, 15
 

@@ -6,7 +6,7 @@
 `ncssd` forward, and forward with backward; `gated_mixer` (softplus to gate) forward. bfloat16 tokens. The contenders
 take turns, and each is the median of its runs by device events; at batch 1 they are replayed from CUDA graphs. No time
 without a passing check against the float64 reference. GB/s counts each tensor once per pass. --sweep times every kernel
-with a few other tilings and prints the best; put a better one into TILINGS in src/crispseg/ops/triton_launch.py.
+with a few other tilings and prints the best; put a better one into TILINGS in src/crispseg/ops/kernels/ncssd_launch.py.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ def compare(stage: int, size: int, batch: int, runs: int) -> Iterator[dict[str, 
 
 
 def sweep(stage: int, size: int, batch: int, runs: int) -> Iterator[dict[str, Any]]:
-    from crispseg.ops.triton_launch import FORCED, Tiling
+    from crispseg.ops.kernels.ncssd_launch import FORCED, Tiling
 
     shape, graph = shape_at(stage, size, batch), batch == 1
     for contest in contests(shape, ("triton",)):

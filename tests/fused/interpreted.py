@@ -6,16 +6,11 @@ Run by tests/ops/test_attend.py in a process of its own, since the interpreter i
 import pytest
 import torch
 
-from crispseg.ops import (
-    attend,
-    attend_kernels,
-    attend_tokens,
-    attend_tokens_kernels,
-    matching,
-    matching_kernels,
-    resizing,
-    resizing_kernels,
-)
+from crispseg.ops import attend, attend_tokens, matching, resizing
+from crispseg.ops.kernels import attend as attend_kernels
+from crispseg.ops.kernels import attend_tokens as attend_tokens_kernels
+from crispseg.ops.kernels import matching as matching_kernels
+from crispseg.ops.kernels import resizing as resizing_kernels
 from tests.conftest import relative_error
 
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-2}

@@ -6,7 +6,7 @@ import torch
 from crispseg.fused import backbone
 from crispseg.models.vssd import VARIANTS, Block
 from crispseg.ops import block
-from crispseg.ops import block_launch as launch
+from crispseg.ops.kernels import block_launch as launch
 from tests.conftest import relative_error
 from tests.ops.test_block import check_mlp, check_project, make_map, make_mlp, make_product, make_start
 

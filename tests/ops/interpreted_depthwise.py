@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from crispseg.ops import depthwise_launch as launch
 from crispseg.ops.depthwise import _depthwise3x3, _depthwise3x3_norm, packed
+from crispseg.ops.kernels import depthwise_launch as launch
 from tests.conftest import relative_error
 from tests.ops.test_depthwise import BOUNDS, check, make_map, make_weights, normalised, shifted_products
 

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from crispseg.ops import convolution_kernels as convolutions
-from crispseg.ops import normalize_kernels as norms
-from crispseg.ops import resizing_kernels as resizes
-from crispseg.ops.convolution_kernels import ImageTiles, MixTiles, Tiles
-from crispseg.ops.normalize_kernels import AddTiles, NormTiles
+from crispseg.ops.kernels import convolution as convolutions
+from crispseg.ops.kernels import normalize as norms
+from crispseg.ops.kernels import resizing as resizes
+from crispseg.ops.kernels.convolution import ImageTiles, MixTiles, Tiles
+from crispseg.ops.kernels.normalize import AddTiles, NormTiles
 from tests.conftest import relative_error
 from tests.ops.test_maps import in_squares, normalised, resized, windows
 

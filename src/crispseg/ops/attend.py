@@ -32,9 +32,9 @@ def read_pixels(queries: Tensor, pixels: Tensor, projection: Tensor) -> Tensor:
     """Tokens attend pixels: means of the pixels (B, L, D), weighted by the softmax of their products with each query
     (B, T, heads, D), each times its head's projection (heads, w, D). Returns (B, T, heads x w)."""
     if kernels_apply(queries, pixels, projection) and pixels.shape[2] <= MOST_CHANNELS:
-        from crispseg.ops import attend_kernels
+        from crispseg.ops.kernels import attend as kernels
 
-        return attend_kernels.read_pixels(queries, pixels, projection)
+        return kernels.read_pixels(queries, pixels, projection)
     scores = queries.flatten(1, 2) @ pixels.transpose(1, 2)  # (B, T * heads, L)
     means = (widened(scores).softmax(-1).to(pixels.dtype) @ pixels).view(queries.shape)
     return torch.einsum("bthd,hwd->bthw", means, projection).flatten(2)
@@ -56,9 +56,9 @@ def pixels_attend_tokens(
     """
     tensors = (pixels, keys, added, values)
     if kernels_apply(*tensors) and keys.shape[1] <= MOST_TOKENS and pixels.shape[2] <= MOST_CHANNELS:
-        from crispseg.ops import attend_kernels
+        from crispseg.ops.kernels import attend as kernels
 
-        return attend_kernels.pixels_attend_tokens(*tensors, bias, norm_weight, norm_bias, eps)
+        return kernels.pixels_attend_tokens(*tensors, bias, norm_weight, norm_bias, eps)
     # Pixels come last, so that each step of the softmax over tokens runs along them. It is written out because
     # onnxruntime would turn the scores round to have the tokens last.
     scores = torch.baddbmm(added.flatten(1)[..., None], keys.flatten(1, 2), pixels.transpose(1, 2))  # (B, T * heads, L)

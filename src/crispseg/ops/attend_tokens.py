@@ -78,9 +78,9 @@ class OwnAttention(NamedTuple):
 def join_perceptron(tokens: Tensor, read: Tensor, join: Join, perceptron: Perceptron) -> Tensor:
     """With t = join(tokens, read): parts (P, B, T, D), whose sum over P is t + perceptron(t)."""
     if _kernels_apply(tokens, read):
-        from crispseg.ops import attend_tokens_kernels
+        from crispseg.ops.kernels import attend_tokens as kernels
 
-        return attend_tokens_kernels.join_perceptron(tokens, read, join, perceptron)
+        return kernels.join_perceptron(tokens, read, join, perceptron)
     t = join(tokens, read)
     return (t + perceptron(t))[None]
 
@@ -89,9 +89,9 @@ def settle(parts: Tensor, norm: Norm, vectors: Vectors, own: OwnAttention | None
     """With t the sum over parts (P, B, T, D), normalised: t, its vectors (B, T, G, D) and scores (B, T, G), and
     what the tokens get from each other (B, T, D), which is empty without `own`."""
     if kernels_apply(vectors.first) and _sizes_fit(parts) and _heads_fit(own):
-        from crispseg.ops import attend_tokens_kernels
+        from crispseg.ops.kernels import attend_tokens as kernels
 
-        return attend_tokens_kernels.settle(parts, norm, vectors, own)
+        return kernels.settle(parts, norm, vectors, own)
     t = norm(parts.sum(0).to(vectors.first.dtype))
     return (t, *vectors(t), t.new_empty(0) if own is None else own(t))
 
@@ -99,18 +99,18 @@ def settle(parts: Tensor, norm: Norm, vectors: Vectors, own: OwnAttention | None
 def attend_own(tokens: Tensor, own: OwnAttention) -> Tensor:
     """What tokens (B, T, D) get from each other."""
     if _kernels_apply(tokens, own.weight) and _heads_fit(own):
-        from crispseg.ops import attend_tokens_kernels
+        from crispseg.ops.kernels import attend_tokens as kernels
 
-        return attend_tokens_kernels.attend_own(tokens, own)
+        return kernels.attend_own(tokens, own)
     return own(tokens)
 
 
 def join_vectors(tokens: Tensor, read: Tensor, join: Join, vectors: Vectors) -> tuple[Tensor, Tensor]:
     """t = join(tokens, read) and its vectors (B, T, G, D)."""
     if _kernels_apply(tokens, read):
-        from crispseg.ops import attend_tokens_kernels
+        from crispseg.ops.kernels import attend_tokens as kernels
 
-        return attend_tokens_kernels.join_vectors(tokens, read, join, vectors)
+        return kernels.join_vectors(tokens, read, join, vectors)
     t = join(tokens, read)
     return t, vectors(t)[0]
 
@@ -118,9 +118,9 @@ def join_vectors(tokens: Tensor, read: Tensor, join: Join, vectors: Vectors) -> 
 def join_grouped(tokens: Tensor, read: Tensor, join: Join, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
     """`grouped_product` of join(tokens, read)."""
     if _kernels_apply(tokens, read):
-        from crispseg.ops import attend_tokens_kernels
+        from crispseg.ops.kernels import attend_tokens as kernels
 
-        return attend_tokens_kernels.join_grouped(tokens, read, join, weight, bias, relu)
+        return kernels.join_grouped(tokens, read, join, weight, bias, relu)
     return grouped_product(join(tokens, read), weight, bias, relu)
 
 

@@ -61,7 +61,7 @@ def conv_norm_project(x: Tensor, start: Start, matrix: Tensor) -> tuple[Tensor, 
     matrix (C, out), a view of (out, C). The second result may be a view into a wider map.
     """
     if project_takes(x):
-        from crispseg.ops import block_launch
+        from crispseg.ops.kernels import block_launch
 
         return block_launch.project(x, start, matrix)
     y, normed = depthwise3x3_norm(x, *start)
@@ -71,7 +71,7 @@ def conv_norm_project(x: Tensor, start: Start, matrix: Tensor) -> tuple[Tensor, 
 def conv_norm_mlp(x: Tensor, start: Start, mlp: MLP) -> Tensor:
     """y + gelu(LayerNorm(y) @ fc1 + fc1_bias) @ fc2 + fc2_bias."""
     if mlp_takes(x, mlp.fc1.shape[1]):
-        from crispseg.ops import block_launch
+        from crispseg.ops.kernels import block_launch
 
         return block_launch.mlp(x, start, mlp)
     y, normed = depthwise3x3_norm(x, *start)

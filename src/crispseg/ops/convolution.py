@@ -28,9 +28,9 @@ def convolve(
     itself torch would take the unwritten output for that, and what was in that memory may not have been finite.
     """
     if stride == 1 and _few(weight) and weight.shape[0] <= _FEW and kernels_apply(x, weight, bias):
-        from crispseg.ops import convolution_kernels
+        from crispseg.ops.kernels import convolution as kernels
 
-        return convolution_kernels.convolve(x, weight, bias, residual, relu)
+        return kernels.convolve(x, weight, bias, residual, relu)
     channels_first, padding = x.permute(0, 3, 1, 2), weight.shape[-1] // 2
     same_shape = stride == 1 and weight.shape[0] == x.shape[3]
     if relu and residual is None and same_shape and kernels_apply(x, weight, bias):
@@ -47,9 +47,9 @@ def convolve_image(image: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     a map (B, H', W', C)."""
     supported = image.is_cuda and image.dtype in _IMAGES and image.shape[1] <= _MOST_BANDS
     if supported and _is_3x3(weight) and weight.shape[0] <= _MOST_MIXED and kernels_apply(weight, bias):
-        from crispseg.ops import convolution_kernels
+        from crispseg.ops.kernels import convolution as kernels
 
-        return convolution_kernels.convolve_image(image, weight, bias)
+        return kernels.convolve_image(image, weight, bias)
     image = image.to(weight.dtype, memory_format=torch.channels_last)
     return convolve(image.permute(0, 2, 3, 1), weight, bias, stride=2, relu=True)
 
@@ -57,9 +57,9 @@ def convolve_image(image: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 def halve_and_mix(x: Tensor, weight: Tensor, bias: Tensor, mix: Tensor, mix_bias: Tensor) -> Tensor:
     """relu(conv(x) + bias) @ mix + mix_bias with stride 2: (B, H, W, C) -> (B, H', W', out), mix (hidden, out)."""
     if _few(weight) and mix.shape[1] <= _MOST_MIXED and kernels_apply(x, weight, bias, mix, mix_bias):
-        from crispseg.ops import convolution_kernels
+        from crispseg.ops.kernels import convolution as kernels
 
-        return convolution_kernels.halve_and_mix(x, weight, bias, mix, mix_bias)
+        return kernels.halve_and_mix(x, weight, bias, mix, mix_bias)
     hidden = convolve(x, weight, bias, stride=2, relu=True)
     return torch.addmm(mix_bias, hidden.reshape(-1, hidden.shape[-1]), mix).view(*hidden.shape[:-1], -1)
 

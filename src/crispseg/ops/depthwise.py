@@ -96,7 +96,7 @@ def _use_kernels(x: Tensor) -> bool:
 def _depthwise3x3(
     x: Tensor, weight: Tensor, bias: Tensor | None, residual: bool, activation: str, stride: int
 ) -> Tensor:
-    from crispseg.ops import depthwise_launch
+    from crispseg.ops.kernels import depthwise_launch
 
     with torch.cuda.device_of(x):
         return depthwise_launch.forward(x, weight, bias, residual, activation, stride)
@@ -117,7 +117,7 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None, residual: bool, activation
 def _depthwise3x3_backward(
     gradient: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, residual: bool, activation: str, stride: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    from crispseg.ops import depthwise_launch
+    from crispseg.ops.kernels import depthwise_launch
 
     with torch.cuda.device_of(x):
         dx, dw, db = depthwise_launch.backward(gradient, x, weight, bias, residual, activation, stride)
@@ -155,7 +155,7 @@ _depthwise3x3.register_autograd(_differentiate, setup_context=_remember)
 def _depthwise3x3_norm(
     x: Tensor, weight: Tensor, bias: Tensor | None, norm_weight: Tensor, norm_bias: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    from crispseg.ops import depthwise_launch
+    from crispseg.ops.kernels import depthwise_launch
 
     with torch.cuda.device_of(x):
         return depthwise_launch.forward_norm(x, weight, bias, (norm_weight, norm_bias, eps))

@@ -12,7 +12,7 @@ from crispseg.ops import BACKENDS, forced_backend, ncssd
 from crispseg.ops.spec import Gates, Rule, widened
 
 if "triton" in BACKENDS:
-    from crispseg.ops import triton_mixer
+    from crispseg.ops.kernels import mixer
 
 
 def gated_mixer(
@@ -39,7 +39,7 @@ def gated_mixer(
     arguments = (xbc, dt, z, dt_bias, a_log, d, gates, rule, norm_weight, norm_bias, eps)
     name = forced_backend(backend)
     if name == "triton" or (name is None and _triton_takes(xbc, dt, z, dt_bias, a_log, d, gates, rule)):
-        return triton_mixer.gated_mixer(*arguments)
+        return mixer.gated_mixer(*arguments)
     return _formula(*arguments, name)
 
 
@@ -52,7 +52,7 @@ def _triton_takes(xbc: Tensor, dt: Tensor, z: Tensor, *rest: Any) -> bool:
         and xbc.is_cuda
         and without_gradients
         and not torch.compiler.is_exporting()
-        and triton_mixer.supports(xbc, dt, z, rule)
+        and mixer.supports(xbc, dt, z, rule)
     )
 
 

@@ -22,9 +22,9 @@ def best_cosines(descriptors: Tensor, prototypes: Tensor, scale: float) -> Tenso
     """
     classes, count = prototypes.shape[1:3]
     if kernels_apply(descriptors, prototypes) and descriptors.shape[2] <= MOST_CHANNELS:
-        from crispseg.ops import matching_kernels
+        from crispseg.ops.kernels import matching as kernels
 
-        return matching_kernels.best_cosines(descriptors, prototypes, scale)
+        return kernels.best_cosines(descriptors, prototypes, scale)
     descriptors, prototypes = widened(descriptors), functional.normalize(widened(prototypes), dim=-1)
     factor = scale / descriptors.norm(dim=-1).clamp(min=_LEAST_NORM)  # (B, L)
     products = prototypes.flatten(1, 2) @ descriptors.transpose(1, 2)  # (B, classes * K, L)
@@ -34,9 +34,9 @@ def best_cosines(descriptors: Tensor, prototypes: Tensor, scale: float) -> Tenso
 def grouped_product(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
     """x (B, classes, in) through each class's own weight (classes, in, out) and bias (classes, out), or one for all."""
     if kernels_apply(x, weight):
-        from crispseg.ops import matching_kernels
+        from crispseg.ops.kernels import matching as kernels
 
-        return matching_kernels.grouped_product(x, weight, bias, relu)
+        return kernels.grouped_product(x, weight, bias, relu)
     groups = weight.shape[0]
     rows = x.flatten(0, 1)[None] if groups == 1 else x.transpose(0, 1)  # (groups, rows, in)
     y = torch.baddbmm(bias[:, None], rows, weight)
@@ -47,9 +47,9 @@ def grouped_product(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tens
 def max_and_mean(x: Tensor) -> Tensor:
     """Over the pixels of x (B, L, D): the maximum of the first half of the channels, the mean of the others."""
     if kernels_apply(x):
-        from crispseg.ops import matching_kernels
+        from crispseg.ops.kernels import matching as kernels
 
-        return matching_kernels.max_and_mean(x)
+        return kernels.max_and_mean(x)
     for_max, for_mean = x.chunk(2, dim=-1)
     return torch.cat([for_max.amax(1), for_mean.mean(1)], dim=-1)
 
@@ -57,7 +57,7 @@ def max_and_mean(x: Tensor) -> Tensor:
 def mix_candidates(logits: Tensor, bank: Tensor) -> Tensor:
     """Each class's candidates (classes, M, D), weighted by the softmax of its logits (B, classes x M)."""
     if kernels_apply(logits, bank):
-        from crispseg.ops import matching_kernels
+        from crispseg.ops.kernels import matching as kernels
 
-        return matching_kernels.mix_candidates(logits, bank)
+        return kernels.mix_candidates(logits, bank)
     return torch.einsum("bcm,cmd->bcd", logits.unflatten(-1, bank.shape[:2]).softmax(-1), bank)

@@ -18,9 +18,9 @@ _LARGEST_PRODUCT = 512
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """Of x (..., C) over its last axis."""
     if kernels_apply(x, weight, bias) and x.shape[-1] <= _LARGEST:
-        from crispseg.ops import normalize_kernels
+        from crispseg.ops.kernels import normalize as kernels
 
-        return normalize_kernels.layer_norm(x, weight, bias, eps)
+        return kernels.layer_norm(x, weight, bias, eps)
     return functional.layer_norm(x, weight.shape, weight, bias, eps)
 
 
@@ -39,8 +39,8 @@ def norm_relu_add(
     """
     tensors = (x, norm_weight, norm_bias, weight, bias, coarser)
     if kernels_apply(*tensors) and x.shape[-1] <= _LARGEST_PRODUCT:
-        from crispseg.ops import normalize_kernels
+        from crispseg.ops.kernels import normalize as kernels
 
-        return normalize_kernels.norm_relu_add(x, norm_weight, norm_bias, eps, weight, bias, coarser)
+        return kernels.norm_relu_add(x, norm_weight, norm_bias, eps, weight, bias, coarser)
     normed = functional.layer_norm(x, norm_weight.shape, norm_weight, norm_bias, eps)
     return resize_add(functional.linear(normed, weight.t(), bias).relu_(), coarser)

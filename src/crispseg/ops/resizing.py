@@ -16,9 +16,9 @@ from crispseg.ops.choice import kernels_wanted
 def resize_add(finer: Tensor, coarser: Tensor) -> Tensor:
     """finer (B, H, W, C) + coarser (B, h, w, C) resized to (H, W), pixel centres kept."""
     if kernels_apply(finer, coarser):
-        from crispseg.ops import resizing_kernels
+        from crispseg.ops.kernels import resizing as kernels
 
-        return resizing_kernels.resize_add(finer, coarser)
+        return kernels.resize_add(finer, coarser)
     resized = functional.interpolate(
         coarser.permute(0, 3, 1, 2), size=finer.shape[1:3], mode="bilinear", align_corners=False
     )
@@ -28,9 +28,9 @@ def resize_add(finer: Tensor, coarser: Tensor) -> Tensor:
 def add_bias_(x: Tensor, bias: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
     """x (B, H, W, C) + bias (+ residual), through a ReLU if asked for, in place."""
     if kernels_apply(x, bias) and x.is_contiguous() and (residual is None or residual.is_contiguous()):
-        from crispseg.ops import resizing_kernels
+        from crispseg.ops.kernels import resizing as kernels
 
-        return resizing_kernels.add_bias_(x, bias, residual, relu)
+        return kernels.add_bias_(x, bias, residual, relu)
     x = x.add_(bias)
     x = x if residual is None else x.add_(residual)
     return x.relu_() if relu else x
@@ -44,9 +44,9 @@ def upsample(
     With `quarters` the four scores of each 2x2 square lie side by side, square after square.
     """
     if scores.is_cuda and scores.dtype == torch.float32 and kernels_wanted() and not scores.requires_grad:
-        from crispseg.ops import resizing_kernels
+        from crispseg.ops.kernels import resizing as kernels
 
-        return resizing_kernels.upsample(scores, low, (size[0], size[1]), quarters)
+        return kernels.upsample(scores, low, (size[0], size[1]), quarters)
     height, width = low
     if quarters:
         squares = scores.unflatten(-1, (height // 2, width // 2, 2, 2)).transpose(-3, -2)

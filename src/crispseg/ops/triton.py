@@ -10,9 +10,9 @@ adds the parts and sums q = sum_i Q_i / row_i, which gives mu = q^T S / L; the l
 where mean = mu, or mu + d mean(V) when the skip is calibrated, too (then skip = a d). Taking k mu^T out of the state
 leaves only what differs from the mean to be multiplied in half precision, here and in the gradients.
 
-Backward, with G the output's gradient, in two sweeps (formulas in `triton_backward.py`); keys and queries are made
-again from the inputs, and only inputs and sums are kept. In raw fusion k and row are absent. A row at its floor is a
-constant, for which Q_i k / row_i < 1: the kernels account for that, the formulas here leave it out.
+Backward, with G the output's gradient, in two sweeps (formulas in `kernels/ncssd_backward.py`); keys and queries are
+made again from the inputs, and only inputs and sums are kept. In raw fusion k and row are absent. A row at its floor is
+a constant, for which Q_i k / row_i < 1: the kernels account for that, the formulas here leave it out.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ import torch
 from torch import Tensor
 
 from crispseg.errors import UserError
-from crispseg.ops import triton_kernels as kernels
-from crispseg.ops.spec import Gates, Rule, normaliser_floor, without_autocast
-from crispseg.ops.triton_backward import Problem, gradients
-from crispseg.ops.triton_launch import (
+from crispseg.ops.kernels import ncssd as kernels
+from crispseg.ops.kernels.ncssd_backward import Problem, gradients
+from crispseg.ops.kernels.ncssd_launch import (
     DTYPES,
     LARGEST_HEAD,
     LARGEST_STATE,
@@ -38,6 +37,7 @@ from crispseg.ops.triton_launch import (
     sum_states,
     takes,
 )
+from crispseg.ops.spec import Gates, Rule, normaliser_floor, without_autocast
 
 _INPUTS = (
     "Tensor v, Tensor b, Tensor c, Tensor rho, Tensor d, Tensor? residual, Tensor? omega, Tensor? s, Tensor? t, "

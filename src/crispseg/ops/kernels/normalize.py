@@ -10,9 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from crispseg.ops.early import early
-from crispseg.ops.resizing_kernels import between
-from crispseg.ops.triton_kernels import INTERPRETED, after_the_kernel_before
+from crispseg.ops.kernels.early import after_the_kernel_before, early
+from crispseg.ops.kernels.precision import INTERPRETED
+from crispseg.ops.kernels.resizing import between
 
 
 class NormTiles(NamedTuple):

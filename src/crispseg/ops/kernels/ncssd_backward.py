@@ -23,9 +23,9 @@ import torch
 import triton
 from torch import Tensor
 
-from crispseg.ops import triton_gradients as kernels
+from crispseg.ops.kernels import ncssd_gradients as kernels
+from crispseg.ops.kernels.ncssd_launch import Sizes, choose, launch, padded, product_of, split, state_dtype
 from crispseg.ops.spec import Gates, normaliser_floor
-from crispseg.ops.triton_launch import Sizes, choose, launch, padded, product_of, split, state_dtype
 
 
 class Problem(NamedTuple):

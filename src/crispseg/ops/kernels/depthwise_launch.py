@@ -9,9 +9,9 @@ import torch
 import triton
 from torch import Tensor
 
-from crispseg.ops import depthwise_gradients as gradients
-from crispseg.ops import depthwise_kernels as kernels
-from crispseg.ops.early import early
+from crispseg.ops.kernels import depthwise as kernels
+from crispseg.ops.kernels import depthwise_gradients as gradients
+from crispseg.ops.kernels.early import early
 
 _BUSY = 512  # programs below which a large GPU has idle processors; strips get shorter until there are as many
 _HELD = 8  # channels that a thread loads at once: up to so many elements, it works on one pixel

@@ -1,4 +1,4 @@
-"""Launches the kernels of `block_kernels.py`: how the work is cut into programs."""
+"""Launches the kernels of `block.py`: how the work is cut into programs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import torch
 import triton
 from torch import Tensor
 
-from crispseg.ops import block_kernels as kernels
 from crispseg.ops.block import MLP, Start
 from crispseg.ops.depthwise import packed
-from crispseg.ops.early import early
+from crispseg.ops.kernels import block as kernels
+from crispseg.ops.kernels.early import early
 
 _LINE = 64  # elements of half precision in a cache line: rows of a product start at multiples of it
 

@@ -7,9 +7,8 @@ import triton
 from torch import Tensor
 
 from crispseg.errors import UserError
-from crispseg.ops import triton_gated
-from crispseg.ops.spec import Gates, Rule, normaliser_floor, without_autocast
-from crispseg.ops.triton_launch import (
+from crispseg.ops.kernels import gated
+from crispseg.ops.kernels.ncssd_launch import (
     FORCED,
     LARGEST_HEAD,
     TILINGS,
@@ -22,6 +21,7 @@ from crispseg.ops.triton_launch import (
     sum_states,
     takes,
 )
+from crispseg.ops.spec import Gates, Rule, normaliser_floor, without_autocast
 
 LARGEST_WIDTH = 2048
 _LARGEST_BLOCK = 16384  # tokens x channels that the registers of a program hold
@@ -98,7 +98,7 @@ def _gated_mixer(
         product = product_of(v, b, c)
         tiling = _choose(Sizes.of(heads, b), product, z.device)
         width = padded(inner)
-        triton_gated.read_out_gated[(triton.cdiv(tokens, tiling.tokens), batch)](
+        gated.read_out_gated[(triton.cdiv(tokens, tiling.tokens), batch)](
             v, c, z, states.k, states.read, states.affine, norm_weight, norm_bias, out,
             tokens, normaliser_floor(c.dtype), eps, *v.stride(), *c.stride(), *z.stride(),
             N=state, WIDTH=inner, PADDED=width, SOME=max(16, min(padded(state), _STATE_BLOCK // width)),

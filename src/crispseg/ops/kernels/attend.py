@@ -10,8 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from crispseg.ops.early import early
-from crispseg.ops.triton_kernels import after_the_kernel_before
+from crispseg.ops.kernels.early import after_the_kernel_before, early
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 

@@ -9,14 +9,15 @@ import torch
 import triton
 from torch import Tensor
 
-from crispseg.ops import triton_kernels as kernels
-from crispseg.ops.early import early
+from crispseg.ops.kernels import ncssd as kernels
+from crispseg.ops.kernels import precision
+from crispseg.ops.kernels.early import early
 from crispseg.ops.spec import Gates, Rule, normaliser_floor
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LARGEST_STATE = 128  # N
 LARGEST_HEAD = 128  # P
-INTERPRETED = bool(kernels.INTERPRETED.value)
+INTERPRETED = bool(precision.INTERPRETED.value)
 _MOST_PARTS = 128  # that a sum over tokens is split into, as somebody has to add them
 _CALIBRATED = 16  # columns of the state that a program calibrates
 

@@ -12,18 +12,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from crispseg.ops.triton_kernels import INTERPRETED, after_the_kernel_before
-
-
-@triton.jit
-def widened(x):
-    """To float32. The halves of a pair of bfloat16 take one instruction each this way, where `to` takes two."""
-    if x.dtype == tl.bfloat16 and not INTERPRETED:
-        x = tl.inline_asm_elementwise(
-            "{.reg .b32 h; shl.b32 h, $2, 16; mov.b32 $0, h; and.b32 h, $2, 0xffff0000; mov.b32 $1, h;}",
-            "=f,=f,r", [x], tl.float32, is_pure=True, pack=2,
-        )  # fmt: skip
-    return x.to(tl.float32)
+from crispseg.ops.kernels.early import after_the_kernel_before
+from crispseg.ops.kernels.precision import INTERPRETED, widened
 
 
 @triton.jit

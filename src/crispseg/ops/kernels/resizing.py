@@ -8,8 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from crispseg.ops.early import early
-from crispseg.ops.triton_kernels import after_the_kernel_before
+from crispseg.ops.kernels.early import after_the_kernel_before, early
 
 
 @triton.jit

@@ -6,7 +6,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from crispseg.ops.triton_kernels import after_the_kernel_before, at, block, feature_block, normaliser, product
+from crispseg.ops.kernels.early import after_the_kernel_before
+from crispseg.ops.kernels.ncssd import at, block, feature_block, normaliser, product
 
 
 @triton.jit

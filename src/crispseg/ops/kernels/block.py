@@ -11,8 +11,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from crispseg.ops.depthwise_kernels import widened
-from crispseg.ops.triton_kernels import INTERPRETED, after_the_kernel_before, rounded
+from crispseg.ops.kernels.early import after_the_kernel_before
+from crispseg.ops.kernels.precision import INTERPRETED, rounded, widened
 
 
 @triton.jit

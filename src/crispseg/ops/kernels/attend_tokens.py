@@ -15,10 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from crispseg.ops.attend_kernels import LOG2_E, inside, normalised
 from crispseg.ops.attend_tokens import Join, Norm, OwnAttention, Perceptron, Vectors
-from crispseg.ops.early import early
-from crispseg.ops.triton_kernels import after_the_kernel_before
+from crispseg.ops.kernels.attend import LOG2_E, inside, normalised
+from crispseg.ops.kernels.early import after_the_kernel_before, early
 
 
 class Pieces(NamedTuple):

@@ -3,28 +3,19 @@
 
 Names in capitals are fixed at compile time: N, P (the state's and a head's width), NP and PP (the same, rounded up to
 what a matrix unit takes), TOKENS (worked on at a time), PRODUCT (the precision of matrix products: see `product_of`
-in `triton_launch.py`). Sums are float32. Offsets within a block of tokens fit 32 bits; all others are taken in 64.
+in `ncssd_launch.py`). Sums are float32. Offsets within a block of tokens fit 32 bits; all others are taken in 64.
 """
 
 from __future__ import annotations
 
-import os
-
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+from crispseg.ops.kernels.early import after_the_kernel_before
+from crispseg.ops.kernels.precision import INTERPRETED, rounded
+
 PARTS = tl.constexpr(64)  # partial sums added at a time
 SLICE = tl.constexpr(128)  # elements of the state that a program adds up
-
-
-@triton.jit
-def after_the_kernel_before(EARLY: tl.constexpr):
-    """Where kernels are launched early, the first thing a program does: see `early.py`."""
-    if EARLY:
-        gdc_wait()
-        gdc_launch_dependents()
 
 
 @triton.jit
@@ -61,14 +52,6 @@ def feature_block(
     x = block(base, rows, columns, row_stride, column_stride, row_end, column_end, ALL).to(tl.float32)
     inside = _inside(rows, columns, row_end, column_end, ALL)
     return tl.where(inside, feature(x, NORMALIZED), 0.0)
-
-
-@triton.jit
-def rounded(x):
-    """To bfloat16; the interpreter would cut digits off instead of rounding."""
-    if INTERPRETED:
-        x = ((x.to(tl.float32).to(tl.uint32, bitcast=True) + 0x8000) & 0xFFFF0000).to(tl.float32, bitcast=True)
-    return x.to(tl.bfloat16)
 
 
 @triton.jit

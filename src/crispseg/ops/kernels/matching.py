@@ -8,9 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from crispseg.ops.attend_kernels import Tiles, inside
-from crispseg.ops.early import early
-from crispseg.ops.triton_kernels import after_the_kernel_before
+from crispseg.ops.kernels.attend import Tiles, inside
+from crispseg.ops.kernels.early import after_the_kernel_before, early
 
 MATCH = Tiles(64, 4, 3)
 _FLOAT32 = Tiles(16, 4, 1)  # for the interpreter

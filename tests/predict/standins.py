@@ -36,6 +36,10 @@ class StandIn(SegmentationModel):
         centres = torch.arange(self.num_classes, dtype=x.dtype, device=x.device)[:, None, None] * self.step
         return -(grey - centres).abs() * self.weight
 
+    def fused(self, precision: torch.dtype | None = None, graphs: bool = True) -> StandIn:
+        """Itself, so that what a test changes or counts is seen."""
+        return self
+
     def with_card(self, **facts: object) -> StandIn:
         self.info = dataclasses.replace(self.info, **facts)
         return self

@@ -160,7 +160,7 @@ class _Runner:
 
     def __init__(self, label: str, source: str, model: SegmentationModel, device: torch.device) -> None:
         self.label, self.source = label, source
-        self.evaluator = Evaluator(model, device)  # normalises, and checks the model's card
+        self.evaluator = Evaluator(model, device, fused=False)  # normalises, and checks the model's card
         self.mistakes = Mistakes.none(model.num_classes)
         self.rows: dict[str, list[dict[str, float]]] = {"mixer": [], "block": []}
 

@@ -133,7 +133,7 @@ class _Judge:
         self.batch_size = settings.batch_size
         shown = model if conditions.scales == (1.0,) else AtScales(model, conditions.scales)
         self.evaluator = Evaluator(shown, self.device, conditions.tta, conditions.precision)
-        self.plain = Evaluator(model, self.device, "none", conditions.precision)
+        self.plain = Evaluator(model, self.device, "none", conditions.precision, fused=False)
         self.mine = range(processes.rank, len(self.records), processes.count)
         self.looked_into = spread(len(self.records), settings.spectrum_images)
         self.worst = WorstWindows(settings.worst)

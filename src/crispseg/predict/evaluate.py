@@ -45,14 +45,24 @@ def views(tta: str) -> list[View]:
 
 
 class Evaluator:
-    """Call it with raw (bands, h, w) arrays of one size: gives (n, classes, h, w) whole numbers up to CERTAIN."""
+    """Call it with raw (bands, h, w) arrays of one size: gives (n, classes, h, w) whole numbers up to CERTAIN.
 
-    def __init__(self, model: SegmentationModel, device: torch.device, tta: str = "none", precision: str = "float32"):
+    It runs the model fused, unless told not to because somebody listens to the model's own layers.
+    """
+
+    def __init__(
+        self,
+        model: SegmentationModel,
+        device: torch.device,
+        tta: str = "none",
+        precision: str = "float32",
+        fused: bool = True,
+    ):
         if precision not in PRECISIONS:
             raise unknown("precision", precision, PRECISIONS)
         check_card(model)
         self.model = model.to(device).eval()
-        self.network = _fastest(self.model, device, precision)
+        self.network = _fastest(self.model, device, precision) if fused else self.model
         self.device = device
         self.views = views(tta)
         self.precision = precision
@@ -96,10 +106,11 @@ class Evaluator:
 
 
 def _fastest(model: SegmentationModel, device: torch.device, precision: str) -> Callable[[Tensor], Tensor]:
-    """On a GPU the fused model; on a CPU, where this gains little, the model as it is."""
-    if device.type != "cuda" or next(model.parameters(), None) is None:
+    """The fused model; in half precision on a CPU, which it is not made for, the model as it is."""
+    half = precision == "bfloat16"
+    if next(model.parameters(), None) is None or (half and device.type != "cuda"):
         return model
-    return model.fused(torch.bfloat16 if precision == "bfloat16" else torch.float32)
+    return model.fused(torch.bfloat16 if half else torch.float32)
 
 
 def check_card(model: SegmentationModel) -> None:

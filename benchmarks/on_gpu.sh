@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Everything that only a CUDA device can prove or measure, step by step, each with its log in OUT:
 #
-#   benchmarks/on_gpu.sh OUT tests operator depthwise blocks maps head profile bars scaling training rivals
+#   benchmarks/on_gpu.sh OUT warm bars training scaling rivals profile tests operator depthwise blocks maps head
 #
 # Steps can be left out or given in any order. Nothing is installed; where the package is not, src/ is used.
 #
+# warm       compiles the kernels of the steps after it, side by side; half a minute instead of two
 # tests      the tests marked gpu, a few files at a time
 # operator, depthwise, head   our kernels against torch.compile's code for the same formulas
 # blocks, maps   those of half blocks, stem, norms and resizes against torch's operations, and how to cut their work
@@ -19,9 +20,19 @@ OUT=$1
 shift
 mkdir -p "$OUT"
 export PYTHONPATH=src PYTHONUNBUFFERED=1
+# Else torch.compile gives Triton another cache, and kernels that were compiled before are compiled again.
+export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-$HOME/.triton/cache}
 PYTHON=${PYTHON:-python3}
+TRAINING="batch_size=16 crop=512 precision=bf16 --steps-alone --warm-up 6"
 crisp() { "$PYTHON" -m crispseg.cli.main "$@"; }
 
+run_warm() {
+  for batch in 1 16; do
+    "$PYTHON" benchmarks/profile_fused.py --batch "$batch" --out "$OUT/warm-$batch.md" &
+  done
+  "$PYTHON" benchmarks/training.py model=crisp_tiny $TRAINING --steps 1 &
+  wait
+}
 run_tests() {
   local waiting=()
   for files in "tests/ops/test_gpu.py" "tests/ops/test_depthwise_gpu.py" "tests/fused/test_gpu.py" "tests/bench/test_gpu.py" \
@@ -44,17 +55,15 @@ run_maps() { "$PYTHON" benchmarks/map_kernels.py; }
 run_head() { "$PYTHON" benchmarks/head_kernels.py --out "$OUT/head_kernels.json"; }
 run_profile() { "$PYTHON" benchmarks/profile_fused.py --model crisp_tiny --batch 1 16 --out "$OUT/profile_fused.md"; }
 run_bars() {
-  crisp bench crisp_tiny unetformer_r18 --modes compiled fused --skip crisp_tiny@compiled --precision bf16 --sizes 512 \
-    --batch 1 16 --relative-to unetformer_r18@compiled --out "$OUT/bars"
-  crisp bench crisp_tiny crisp_tiny:dco=false --modes fused --precision bf16 --sizes 512 --batch 1 16 \
-    --relative-to crisp_tiny:dco=false --out "$OUT/dco"
+  crisp bench crisp_tiny crisp_tiny:dco=false unetformer_r18 --modes fused compiled \
+    --skip crisp_tiny@compiled crisp_tiny:dco=false@compiled --precision bf16 --sizes 512 --batch 1 16 \
+    --relative-to unetformer_r18@compiled --out "$OUT/bars" &&
+    crisp bench compare "$OUT/bars/bench.json" --relative-to crisp_tiny:dco=false
 }
-run_scaling() { crisp bench scaling crisp_tiny --modes fused --precision bf16 --sizes 512 1024 2048 4096 --out "$OUT/scaling"; }
+run_scaling() { crisp bench scaling crisp_tiny --modes fused --precision bf16 --sizes 512 4096 --out "$OUT/scaling"; }
 run_training() {
-  local recipe="batch_size=16 crop=512 precision=bf16 --steps-alone --steps 20 --warm-up 6"
-  # shellcheck disable=SC2086
-  "$PYTHON" benchmarks/training.py model=crisp_tiny $recipe --out "$OUT/training-crisp_tiny.json" &&
-    CRISPSEG_OPS_BACKEND=torch "$PYTHON" benchmarks/training.py model=vssd_tiny_upernet graph=false $recipe \
+  "$PYTHON" benchmarks/training.py model=crisp_tiny $TRAINING --steps 20 --out "$OUT/training-crisp_tiny.json" &&
+    CRISPSEG_OPS_BACKEND=torch "$PYTHON" benchmarks/training.py model=vssd_tiny_upernet graph=false $TRAINING --steps 20 \
       --out "$OUT/training-vssd_tiny_upernet.json"
 }
 run_rivals() {

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
+from gpu_time import Call, microseconds  # beside this file
 from torch import Tensor
 from torch.nn import functional
 
@@ -28,10 +28,7 @@ from crispseg.ops.block import MLP, Start
 from crispseg.ops.depthwise import depthwise3x3_norm, packed
 from crispseg.ops.kernels import block_launch as launch
 
-Call = Callable[[], Any]
-
 BOUND = 1e-2
-CALLS, REPLAYS = 20, 10
 STAGES = {64: (128, 392), 128: (64, 648)}  # side, and columns of in_proj
 T = launch.Tiles
 PROJECT = {
@@ -119,25 +116,6 @@ def ours(
 
 def error(found: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> float:
     return max(((f.double() - e).norm() / e.norm()).item() for f, e in zip(found, expected, strict=True))
-
-
-def microseconds(call: Call) -> float:
-    for _ in range(2):
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(CALLS):
-            call()
-    times = []
-    for _ in range(REPLAYS + 1):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(1e3 * begin.elapsed_time(end) / CALLS)
-    return statistics.median(times[1:])
 
 
 def compile_all(kinds: list[str]) -> None:

@@ -5,23 +5,24 @@
 
 The maps are those of crisp_tiny at 512 px, in bf16 with float32 weights, packed: "norm" is a block's residual
 convolution with LayerNorm (inference), "residual" the same without the norm (training), "silu" the mixer's, a view into
-the output of in_proj, "halve" the strided one between stages. Everything is recorded into a CUDA graph, so that
-launching costs nothing; contenders take turns; a time is the median of 30. Nothing is timed before its result and its
-gradients agree with float64. GB/s counts each map once for each time it must be read or written.
+the output of in_proj, "halve" the strided one between stages. Twenty calls are recorded into a CUDA
+graph, so that launching costs nothing; contenders take turns. Nothing is timed before its result and its gradients
+agree with float64. GB/s counts each map once for each time it must be read or written.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
-import statistics
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from gpu_time import in_turn, record  # beside this file
 from torch import Tensor
 from torch.nn import functional
 
@@ -32,7 +33,6 @@ from crispseg.ops.kernels import depthwise_launch as launch
 Function = Callable[..., tuple[Tensor, ...]]
 
 BOUND = 1e-2
-REPEATS, REPLAYS = 30, 10
 STAGES = ((128, 64, 256, 386), (64, 128, 384, 644), (32, 256, 640, 1160), (16, 512, 1152, 2192))  # side and widths
 SHAPES = [(8, 64, 4), (16, 64, 4), (16, 64, 8), (8, 128, 4)]  # pixels, channels, warps
 
@@ -130,34 +130,6 @@ def error(found: tuple[Tensor, ...], truth: tuple[Tensor, ...]) -> float:
     return max(((f.double() - t).norm() / t.norm().clamp(min=1e-30)).item() for f, t in zip(found, truth, strict=True))
 
 
-def record(function: Function, args: list[Tensor]) -> torch.cuda.CUDAGraph:
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            function(*args)
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        function(*args)
-    return graph
-
-
-def median_times(graphs: dict[str, torch.cuda.CUDAGraph], repeats: int = REPEATS) -> dict[str, float]:
-    """Microseconds of each; they take turns."""
-    times: dict[str, list[float]] = {name: [] for name in graphs}
-    for repeat, (name, graph) in itertools.product(range(repeats + 2), graphs.items()):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        for _ in range(REPLAYS):
-            graph.replay()
-        end.record()
-        end.synchronize()
-        if repeat >= 2:  # the first two warm up
-            times[name].append(1e3 * begin.elapsed_time(end) / REPLAYS)
-    return {name: statistics.median(values) for name, values in times.items()}
-
-
 def compare(case: Case) -> dict[str, Any]:
     args = inputs(case)
     torch.compiler.reset()
@@ -168,8 +140,8 @@ def compare(case: Case) -> dict[str, Any]:
     }
     truth = complete(formula(case), case)(*(v.double() for v in args))
     errors = {name: error(function(*args), truth) for name, function in contenders.items()}
-    right = {name: record(contenders[name], args) for name, e in errors.items() if e < BOUND}
-    times = median_times(right)
+    right = {name: record(functools.partial(contenders[name], *args)) for name, e in errors.items() if e < BOUND}
+    times = in_turn(right)
     speeds = {f"{name}_GB/s": round(case.bytes_moved / t / 1e3) for name, t in times.items()}
     return case._asdict() | {
         **{f"{name}_us": round(times[name], 2) if name in times else "wrong" for name in contenders},
@@ -209,8 +181,8 @@ def sweep(case: Case, keep: int = 5) -> dict[str, Any]:
         list(pool.map(lambda tiles: call(tiles)(*args), candidates(case)))
     for tiles in (None, *candidates(case)):
         assert error(call(tiles)(*args), truth) < BOUND, tiles
-        tried["heuristic" if tiles is None else str(tuple(tiles))] = record(call(tiles), args)
-    times = median_times(tried, repeats=10)
+        tried["heuristic" if tiles is None else str(tuple(tiles))] = record(functools.partial(call(tiles), *args))
+    times = in_turn(tried)
     best = sorted(times, key=times.__getitem__)[:keep]
     return case._asdict() | {"heuristic": round(times["heuristic"], 2), "best": {b: round(times[b], 2) for b in best}}
 

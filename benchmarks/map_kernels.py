@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import statistics
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
+from gpu_time import microseconds  # beside this file
 from torch import Tensor
 from torch.nn import functional
 
@@ -27,8 +27,6 @@ from crispseg.ops.kernels import normalize as norms
 from crispseg.ops.kernels import resizing as resizes
 from crispseg.ops.kernels.convolution import ImageTiles, MixTiles, Tiles
 from crispseg.ops.kernels.normalize import AddTiles, NormTiles
-
-LAUNCHES, REPEATS = 20, 15
 
 
 @dataclasses.dataclass
@@ -192,23 +190,6 @@ def neck_case(batch: int) -> Case:
         (weight, draw(256)),
         {"a pass of their own": in_two},
     )
-
-
-def microseconds(run: Callable[[], Any]) -> float:
-    run()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(LAUNCHES):
-            run()
-    times = []
-    for _ in range(REPEATS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(1e3 * start.elapsed_time(end) / LAUNCHES)
-    return statistics.median(times[3:])
 
 
 def measure(case: Case, batch: int) -> None:

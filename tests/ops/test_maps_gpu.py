@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from crispseg.ops import convolution, normalize, resizing
-from crispseg.ops.attend import kernels_apply
+from crispseg.ops.choice import kernels_apply
 from tests.conftest import relative_error
 from tests.ops.test_maps import in_squares, normalised, resized, windows
 

@@ -9,23 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from crispseg.ops.choice import kernels_wanted
+from crispseg.ops.choice import kernels_apply
 from crispseg.ops.spec import widened
 
 MOST_CHANNELS = 256  # of a pixel, which one program of a kernel holds
 MOST_TOKENS = 64
-
-
-def kernels_apply(*tensors: Tensor) -> bool:
-    """Whether the kernels are for these tensors: on CUDA, in half precision, and no gradient is asked for.
-
-    In float32 most of the work is products that tensor cores do not help with, and torch's own are as fast.
-    """
-    return (
-        all(x.is_cuda and x.dtype in (torch.bfloat16, torch.float16) for x in tensors)
-        and not (torch.is_grad_enabled() and any(x.requires_grad for x in tensors))
-        and kernels_wanted()
-    )
 
 
 def read_pixels(queries: Tensor, pixels: Tensor, projection: Tensor) -> Tensor:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from crispseg.ops.attend import MOST_CHANNELS, MOST_TOKENS, kernels_apply
+from crispseg.ops.attend import MOST_CHANNELS, MOST_TOKENS
+from crispseg.ops.choice import kernels_apply
 from crispseg.ops.matching import grouped_product
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from crispseg.ops.attend import kernels_apply
+from crispseg.ops.choice import kernels_apply
 from crispseg.ops.depthwise import depthwise3x3_norm
 
 # Channels of the maps that the kernels take. With more of them a convolution and products of cuBLAS are faster, and

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import os
 from collections.abc import Iterator
 
+import torch
 from torch import version
 
 ENVIRONMENT_VARIABLE = "CRISPSEG_OPS_BACKEND"
@@ -20,6 +22,28 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None and (
 def kernels_wanted() -> bool:
     """Whether operators with kernels of their own may use them."""
     return HAS_TRITON and os.environ.get(ENVIRONMENT_VARIABLE) in (None, "", "triton")
+
+
+@functools.cache
+def has_room(device: torch.device) -> bool:
+    """Whether a program has the 227 KB of shared memory that inference kernels were cut for: data-centre GPUs from
+    Hopper on. Others have 99 to 163, and run the formulas instead."""
+    major, _ = torch.cuda.get_device_capability(device)
+    return major in (9, 10)
+
+
+def kernels_apply(*tensors: torch.Tensor) -> bool:
+    """Whether inference kernels are for these tensors: on CUDA with room for them, in half precision, and no
+    gradient is asked for.
+
+    In float32 most of the work is products that tensor cores do not help with, and torch's own are as fast.
+    """
+    return (
+        all(x.is_cuda and x.dtype in (torch.bfloat16, torch.float16) for x in tensors)
+        and not (torch.is_grad_enabled() and any(x.requires_grad for x in tensors))
+        and kernels_wanted()
+        and has_room(tensors[0].device)
+    )
 
 
 @contextlib.contextmanager

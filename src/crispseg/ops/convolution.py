@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from crispseg.ops.attend import kernels_apply
+from crispseg.ops.choice import kernels_apply
 from crispseg.ops.resizing import add_bias_
 
 _FEW = 48  # channels up to which a program holds the weights; cuDNN is fast where there are more

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from crispseg.ops.attend import MOST_CHANNELS, kernels_apply
+from crispseg.ops.attend import MOST_CHANNELS
+from crispseg.ops.choice import kernels_apply
 from crispseg.ops.spec import widened
 
 _LEAST_NORM = 1e-12  # as functional.normalize has it

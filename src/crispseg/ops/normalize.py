@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional
 
-from crispseg.ops.attend import kernels_apply
+from crispseg.ops.choice import kernels_apply
 from crispseg.ops.resizing import resize_add
 
 _LARGEST = 4096  # channels that one program can hold

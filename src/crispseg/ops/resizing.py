@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from crispseg.ops.attend import kernels_apply
-from crispseg.ops.choice import kernels_wanted
+from crispseg.ops.choice import kernels_apply, kernels_wanted
 
 
 def resize_add(finer: Tensor, coarser: Tensor) -> Tensor:

@@ -1,0 +1,31 @@
+"""Which kernels are wanted, and which GPUs have room for them."""
+
+import pytest
+import torch
+
+from crispseg.ops import choice
+
+
+@pytest.mark.parametrize(
+    ("capability", "expected"), [((8, 0), False), ((8, 9), False), ((9, 0), True), ((10, 0), True), ((12, 0), False)]
+)
+def test_gpus_with_less_shared_memory_run_the_formulas(monkeypatch, capability, expected):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    choice.has_room.cache_clear()
+    assert choice.has_room(torch.device("cuda", 0)) is expected
+    choice.has_room.cache_clear()
+
+
+def test_a_cpu_has_no_use_for_kernels():
+    assert not choice.kernels_apply(torch.zeros(2, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [(None, True), ("", True), ("triton", True), ("torch", False), ("reference", False)]
+)
+def test_the_environment_forbids_kernels(monkeypatch, value, expected):
+    monkeypatch.setattr(choice, "HAS_TRITON", True)
+    monkeypatch.delenv(choice.ENVIRONMENT_VARIABLE, raising=False)
+    if value is not None:
+        monkeypatch.setenv(choice.ENVIRONMENT_VARIABLE, value)
+    assert choice.kernels_wanted() is expected

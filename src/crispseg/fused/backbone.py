@@ -12,14 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from crispseg.fused.layers import Packed, Product, aligned, channels_last, linear_gelu, padded
+from crispseg.fused.layers import FusedNorm, Packed, Product, aligned, channels_last, linear_gelu, padded
 from crispseg.models.layers import to_channels_first
 from crispseg.models.vssd import VSSD, AttentionMixer, Block, Downsample, NCSSDMixer, Stem
 from crispseg.ops.block import MLP, Start, conv_norm_mlp, conv_norm_project, mlp_takes
 from crispseg.ops.convolution import convolve, convolve_image, halve_and_mix
 from crispseg.ops.depthwise import depthwise3x3, depthwise3x3_norm, packed
 from crispseg.ops.gated import gated_mixer
-from crispseg.ops.normalize import layer_norm
 from crispseg.ops.spec import Gates, sum_dtype
 
 # A hidden unit of the MLP that is always this value carries the second product's bias, so that the product can add
@@ -188,19 +187,6 @@ class FusedDownsample(Packed):
         return self.reduce(x)
 
 
-class FusedOutNorm(Packed):
-    weight: Tensor
-    bias: Tensor
-
-    def __init__(self, norm: nn.LayerNorm, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.eps = norm.eps
-        self.keep(dtype, weight=norm.weight, bias=norm.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return layer_norm(x, self.weight, self.bias, self.eps)
-
-
 class FusedVSSD(nn.Module):
     """Image (B, bands, H, W) -> four feature maps (B, C, h, w), as VSSD's. Takes a backbone whose BatchNorms are
     folded."""
@@ -214,7 +200,7 @@ class FusedVSSD(nn.Module):
             nn.Sequential(*(FusedBlock(block, dtype) for block in stage.blocks)) for stage in stages
         )
         self.downsamples = nn.ModuleList(FusedDownsample(stage.downsample, dtype) for stage in stages[:3])
-        self.norms = nn.ModuleList(FusedOutNorm(getattr(backbone, f"outnorm{i}"), dtype) for i in range(len(stages)))
+        self.norms = nn.ModuleList(FusedNorm(getattr(backbone, f"outnorm{i}"), dtype) for i in range(len(stages)))
 
     def forward(self, image: Tensor) -> list[Tensor]:
         return [to_channels_first(norm(x)) for norm, x in zip(self.norms, self.maps(image), strict=True)]

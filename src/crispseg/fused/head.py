@@ -16,12 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from crispseg.fused.layers import Packed, Product, channels_last, convolve
+from crispseg.fused.layers import FusedNorm, Packed, Product, channels_last
 from crispseg.models.omp import Attention, ConcatNeck, DynamicTokens, HyperNetwork, OMPHead, TopDownNeck, TwoWayLayer
 from crispseg.ops.attend import pixels_attend_tokens, read_pixels
 from crispseg.ops.attend_tokens import (
     Join,
-    Norm,
     OwnAttention,
     Perceptron,
     Vectors,
@@ -31,11 +30,15 @@ from crispseg.ops.attend_tokens import (
     join_vectors,
     settle,
 )
+from crispseg.ops.convolution import convolve
 from crispseg.ops.matching import best_cosines, grouped_product, max_and_mean, mix_candidates
+from crispseg.ops.normalize import norm_relu_add
 from crispseg.ops.resizing import resize_add
 
 
 class FusedTopDown(Packed):
+    """From the deepest map up, each step one kernel that takes a stage's map as the backbone left it."""
+
     weight: Tensor
     bias: Tensor
 
@@ -46,13 +49,12 @@ class FusedTopDown(Packed):
         assert mix.bias is not None
         self.keep(dtype, weight=channels_last(mix.weight[order]), bias=mix.bias[order])
 
-    def enter(self, i: int, feature: Tensor) -> Tensor:
-        return self.laterals[i](feature)
-
-    def merge(self, maps: Sequence[Tensor]) -> Tensor:
-        x = maps[-1]
-        for finer in reversed(maps[:-1]):
-            x = resize_add(finer, x)
+    def forward(self, earlier: Sequence[Tensor], norms: Sequence[FusedNorm], deepest: Tensor) -> Tensor:
+        """Maps before their norms, those norms, and the deepest map after its own."""
+        *laterals, last = self.laterals
+        x = last(deepest)
+        for stage, norm, lateral in zip(reversed(earlier), reversed(norms), reversed(laterals), strict=True):
+            x = norm_relu_add(stage, *norm.packed(), lateral.weight, lateral.bias, x)  # type: ignore[arg-type]
         return convolve(x, self.weight, self.bias, relu=True)
 
 
@@ -67,12 +69,11 @@ class FusedConcat(nn.Module):
             for part, (weight, bias) in zip(parts, map(_weights, neck.lateral), strict=True)
         )
 
-    def enter(self, i: int, feature: Tensor) -> Tensor:
-        return self.products[i](feature)
-
-    def merge(self, maps: Sequence[Tensor]) -> Tensor:
-        first, *deeper = maps
-        for x in deeper:
+    def forward(self, earlier: Sequence[Tensor], norms: Sequence[FusedNorm], deepest: Tensor) -> Tensor:
+        """Likewise."""
+        *products, last = self.products
+        first, *others = (product(norm(x)) for product, norm, x in zip(products, norms, earlier, strict=True))
+        for x in (*others, last(deepest)):
             first = resize_add(first, x)
         return first
 
@@ -139,20 +140,6 @@ class FusedVectors(Packed):
 
     def packed(self) -> Vectors:
         return Vectors(self.first, self.bias, self.second, self.score)
-
-
-class FusedNorm(Packed):
-    weight: Tensor
-    bias: Tensor
-
-    def __init__(self, norm: nn.LayerNorm, dtype: torch.dtype, order: Tensor | None = None) -> None:
-        super().__init__()
-        every = slice(None) if order is None else order
-        self.eps = norm.eps
-        self.keep(dtype, weight=norm.weight[every], bias=norm.bias[every])
-
-    def packed(self) -> Norm:
-        return Norm(self.weight, self.bias, self.eps)
 
 
 class FusedJoin(Packed):

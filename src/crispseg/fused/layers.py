@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from crispseg.ops.convolution import convolve as convolve
+from crispseg.ops.attend_tokens import Norm
+from crispseg.ops.normalize import layer_norm
 
 ALIGNMENT = 8  # widths of matrix products are multiples of it: others take a slow path in half precision
 
@@ -19,6 +20,25 @@ class Packed(nn.Module):
     def keep(self, dtype: torch.dtype, **tensors: Tensor | None) -> None:
         for name, tensor in tensors.items():
             self.register_buffer(name, None if tensor is None else tensor.detach().to(dtype), persistent=False)
+
+
+class FusedNorm(Packed):
+    """A LayerNorm; `order` renumbers its channels."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, norm: nn.LayerNorm, dtype: torch.dtype, order: Tensor | None = None) -> None:
+        super().__init__()
+        every = slice(None) if order is None else order
+        self.eps = norm.eps
+        self.keep(dtype, weight=norm.weight[every], bias=norm.bias[every])
+
+    def packed(self) -> Norm:
+        return Norm(self.weight, self.bias, self.eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return layer_norm(x, *self.packed())
 
 
 class Product(Packed):

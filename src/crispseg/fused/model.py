@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import copy
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from crispseg.errors import UserError
-from crispseg.fused.aside import Aside, Later
+from crispseg.fused.aside import Aside
 from crispseg.fused.backbone import FusedVSSD
 from crispseg.fused.fold import fold_batchnorms
 from crispseg.fused.graphs import GraphCache
-from crispseg.fused.head import FusedConcat, FusedHead, FusedTopDown
+from crispseg.fused.head import FusedHead
 from crispseg.models.base import SegmentationModel
 from crispseg.models.crisp import CRISP
 from crispseg.models.upernet import UPerNet
-from crispseg.ops.normalize import norm_relu_add
 from crispseg.ops.resizing import upsample
 from crispseg.ops.spec import widened
 
@@ -33,36 +31,15 @@ class FusedCRISP(nn.Module):
         self.aside = Aside()
 
     def forward(self, image: Tensor) -> Tensor:
-        neck = self.head.neck
-        x, tokens = self._descend(neck, image) if isinstance(neck, FusedTopDown) else self._merge(neck, image)
+        """The first tokens are made aside, while the neck is at work."""
+        norms: list[Any] = list(self.backbone.norms)
+        *earlier, last = self.backbone.maps(image)
+        deepest = norms[-1](last)
+        tokens = self.aside(self.head.first_tokens, deepest)
+        x = self.head.neck(earlier, norms[:-1], deepest)
         scores = self.head(x, *tokens.get())
         finer = 2 if self.head.quarters == 4 else 1  # descriptors along a pixel's side
         return upsample(scores, (finer * x.shape[1], finer * x.shape[2]), image.shape[-2:], quarters=finer == 2)
-
-    def _descend(self, neck: FusedTopDown, image: Tensor) -> tuple[Tensor, Later[Any]]:
-        """From the deepest map up, each step one kernel that takes a stage's map as the backbone left it."""
-        norms: list[Any] = list(self.backbone.norms)
-        laterals: list[Any] = list(neck.laterals)
-        *earlier, last = self.backbone.maps(image)
-        feature = norms[-1](last)
-        tokens = self.aside(self.head.first_tokens, feature)
-        x = laterals[-1](feature)
-        for stage, norm, lateral in zip(reversed(earlier), norms[-2::-1], laterals[-2::-1], strict=True):
-            x = norm_relu_add(stage, norm.weight, norm.bias, norm.eps, lateral.weight, lateral.bias, x)
-        return neck.merge([x]), tokens
-
-    def _merge(self, neck: FusedConcat, image: Tensor) -> tuple[Tensor, Later[Any]]:
-        """What the neck makes of each stage's map is made aside, while the next stage is computed."""
-        *earlier, last = range(len(self.backbone.norms))
-        maps = self.backbone.maps(image)
-        started = [self.aside(partial(self._enter, i), next(maps)) for i in earlier]
-        feature = self.backbone.norms[last](next(maps))
-        tokens = self.aside(self.head.first_tokens, feature)
-        x = neck.enter(last, feature)
-        return neck.merge([*(later.get() for later in started), x]), tokens
-
-    def _enter(self, i: int, x: Tensor) -> Tensor:
-        return self.head.neck.enter(i, self.backbone.norms[i](x))
 
 
 class Cast(nn.Module):

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from crispseg.ops.kernels.early import after_the_kernel_before
-from crispseg.ops.kernels.precision import INTERPRETED, rounded, widened
+from crispseg.ops.kernels.precision import INTERPRETED, multiply, rounded, widened
 
 
 @triton.jit
@@ -28,14 +28,6 @@ def _channels(pointer, channel, TOKENS: tl.constexpr, C: tl.constexpr, SPREAD: t
 @triton.jit
 def _cast(x, kind: tl.constexpr):
     return rounded(x) if kind == tl.bfloat16 else x.to(kind)
-
-
-@triton.jit
-def _multiply(x, y, total):
-    """total + x y."""
-    if INTERPRETED:  # which cannot multiply bfloat16
-        x, y = x.to(tl.float32), y.to(tl.float32)
-    return tl.dot(x, y, total, input_precision="ieee")
 
 
 @triton.jit
@@ -111,9 +103,9 @@ def conv_norm_mlp(
     into = fc1 + unit[None, :] * C + channel[:, None]  # (C, CHUNK), channels side by side in memory
     outof = fc2 + channel[None, :] * FC2_STEP + unit[:, None]  # (CHUNK, C), units side by side
     for first in range(0, HIDDEN, CHUNK):
-        hidden = _multiply(normed, tl.load(into + first * C), tl.zeros((TOKENS, CHUNK), tl.float32))
+        hidden = multiply(normed, tl.load(into + first * C), tl.zeros((TOKENS, CHUNK), tl.float32))
         hidden += tl.load(fc1_bias + first + unit).to(tl.float32)[None, :]
-        total = _multiply(_cast(_twice_gelu(hidden), kind), tl.load(outof + first), total)
+        total = multiply(_cast(_twice_gelu(hidden), kind), tl.load(outof + first), total)
     inside = (row < height) & (column < width)
     place = out + start + offset[:, None] + channel[None, :]
     tl.store(place, _cast(total * 0.5, kind), mask=inside[:, None])
@@ -143,6 +135,6 @@ def conv_norm_project(
         unit = first + tl.arange(0, CHUNK)
         place = matrix + unit[None, :] * C + channel[:, None]  # (C, CHUNK), channels side by side in memory
         factor = tl.load(place) if OUT % CHUNK == 0 else tl.load(place, mask=(unit < OUT)[None, :], other=0.0)
-        result = _multiply(normed, factor, tl.zeros((TOKENS, CHUNK), tl.float32))
+        result = multiply(normed, factor, tl.zeros((TOKENS, CHUNK), tl.float32))
         mask = inside[:, None] & (unit < OUT)[None, :]
         tl.store(out + offset[:, None] + unit[None, :], _cast(result, kind), mask=mask)

@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from crispseg.ops.kernels.early import after_the_kernel_before, early
-from crispseg.ops.kernels.precision import INTERPRETED
+from crispseg.ops.kernels.precision import multiply
 
 _PROCESSORS = 132  # of an H200
 
@@ -66,14 +66,6 @@ def mix_tiles_for(channels: int) -> MixTiles:
 
 
 @triton.jit
-def _product(x, y, total):
-    if INTERPRETED:  # which cannot multiply bfloat16
-        x = x.to(tl.float32)
-        y = y.to(tl.float32)
-    return tl.dot(x, y, total)
-
-
-@triton.jit
 def _patch(row, first, k, end, SPAN: tl.constexpr, START: tl.constexpr, K: tl.constexpr):
     """Elements `first + k` of a row of the map that has `end` of them, zero outside."""
     place = first[:, None] + k[None, :]
@@ -107,9 +99,9 @@ def _taps(weight, n, k, ROW: tl.constexpr, C: tl.constexpr, OUT: tl.constexpr, G
 
 @triton.jit
 def _parts(a1, a2, w1, w2, total, K2: tl.constexpr):
-    total = _product(a1, w1, total)
+    total = multiply(a1, w1, total)
     if K2 > 0:
-        total = _product(a2, w2, total)
+        total = multiply(a2, w2, total)
     return total
 
 
@@ -234,13 +226,13 @@ def _halve_and_mix_kernel(
     for start in tl.range(0, HIDDEN, CHUNK, num_stages=STAGES):
         h = start + tl.arange(0, CHUNK)
         hidden = tl.zeros((PLACES, CHUNK), tl.float32)
-        hidden = _product(a1, _chunk_taps(weight, h, k1, 0, C, HIDDEN, EVEN), hidden)
-        hidden = _product(b1, _chunk_taps(weight, h, k1, 1, C, HIDDEN, EVEN), hidden)
-        hidden = _product(c1, _chunk_taps(weight, h, k1, 2, C, HIDDEN, EVEN), hidden)
+        hidden = multiply(a1, _chunk_taps(weight, h, k1, 0, C, HIDDEN, EVEN), hidden)
+        hidden = multiply(b1, _chunk_taps(weight, h, k1, 1, C, HIDDEN, EVEN), hidden)
+        hidden = multiply(c1, _chunk_taps(weight, h, k1, 2, C, HIDDEN, EVEN), hidden)
         if K2 > 0:
-            hidden = _product(a2, _chunk_taps(weight, h, k2, 0, C, HIDDEN, EVEN), hidden)
-            hidden = _product(b2, _chunk_taps(weight, h, k2, 1, C, HIDDEN, EVEN), hidden)
-            hidden = _product(c2, _chunk_taps(weight, h, k2, 2, C, HIDDEN, EVEN), hidden)
+            hidden = multiply(a2, _chunk_taps(weight, h, k2, 0, C, HIDDEN, EVEN), hidden)
+            hidden = multiply(b2, _chunk_taps(weight, h, k2, 1, C, HIDDEN, EVEN), hidden)
+            hidden = multiply(c2, _chunk_taps(weight, h, k2, 2, C, HIDDEN, EVEN), hidden)
         hidden += tl.load(bias + h, mask=h < HIDDEN, other=0.0).to(tl.float32)[None, :]
         hidden = tl.maximum(hidden, 0.0).to(mix.dtype.element_ty)
         if EVEN:
@@ -249,7 +241,7 @@ def _halve_and_mix_kernel(
             columns = tl.load(
                 mix + n[None, :] * HIDDEN + h[:, None], mask=(n < OUT)[None, :] & (h < HIDDEN)[:, None], other=0.0
             )
-        total = _product(hidden, columns, total)
+        total = multiply(hidden, columns, total)
     total += tl.load(mix_bias + n, mask=n < OUT, other=0.0).to(tl.float32)[None, :]
     out += tl.program_id(1).to(tl.int64) * count * OUT
     where = place[:, None].to(tl.int64) * OUT + n[None, :]
@@ -302,7 +294,7 @@ def _image_kernel(
             mask=(k < 9 * BANDS)[:, None] & (n < OUT)[None, :],
             other=0.0,
         )
-        total = _product(tl.trans(patch), taps, total)
+        total = multiply(tl.trans(patch), taps, total)
     total += tl.load(bias + n, mask=n < OUT, other=0.0).to(tl.float32)[None, :]
     out += tl.program_id(1).to(tl.int64) * count * OUT
     where = place[:, None].to(tl.int64) * OUT + n[None, :]

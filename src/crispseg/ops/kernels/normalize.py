@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from crispseg.ops.kernels.early import after_the_kernel_before, early
-from crispseg.ops.kernels.precision import INTERPRETED
+from crispseg.ops.kernels.precision import multiply
 from crispseg.ops.kernels.resizing import between
 
 
@@ -114,10 +114,8 @@ def _norm_relu_add_kernel(
     gain = tl.load(norm_weight + columns, mask=used, other=0.0).to(tl.float32)
     shift = tl.load(norm_bias + columns, mask=used, other=0.0).to(tl.float32)
     normed = _normalised(row, columns, gain, shift, eps, WIDTH, COLUMNS).to(matrix.dtype)
-    if INTERPRETED:  # which cannot multiply bfloat16
-        normed = normed.to(tl.float32)
-        matrix = matrix.to(tl.float32)
-    y = tl.dot(normed, matrix) + tl.load(bias + n, mask=wanted, other=0.0).to(tl.float32)[None, :]
+    y = multiply(normed, matrix, tl.zeros((PLACES, N), tl.float32))
+    y += tl.load(bias + n, mask=wanted, other=0.0).to(tl.float32)[None, :]
     y = tl.maximum(y, 0.0) + added
     tl.store(out + start * OUT + place[:, None].to(tl.int64) * OUT + n[None, :], y, mask=ok)
 

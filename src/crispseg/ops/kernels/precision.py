@@ -28,3 +28,11 @@ def widened(x):
             "=f,=f,r", [x], tl.float32, is_pure=True, pack=2,
         )  # fmt: skip
     return x.to(tl.float32)
+
+
+@triton.jit
+def multiply(x, y, total):
+    """total + x y."""
+    if INTERPRETED:  # which cannot multiply bfloat16
+        x, y = x.to(tl.float32), y.to(tl.float32)
+    return tl.dot(x, y, total, input_precision="ieee")

@@ -9,7 +9,7 @@ def test_plain_runs_what_is_in_place():
     runner = modes.MODES["eager"](lambda compile_it: lambda x: (x + 1,), (torch.zeros(2),), modes.Recorder())
     runner.place((torch.ones(2),))
     assert torch.equal(runner.run()[0], torch.full((2,), 2.0))
-    assert runner.peak_bytes is None
+    assert 16 <= runner.peak_bytes < 100  # two numbers in and out, and scalars
 
 
 def test_compiled_asks_for_the_compiled_function():

@@ -123,8 +123,6 @@ def footnotes(result: Result) -> list[str]:
     """The machine, who could not be timed, and why."""
     cells = of_type(result.cells, ModelCell)
     lines = [f"Timed on {sentence(result.environment)}; {', '.join(result.settings['precisions'])}, medians."]
-    if any(cell.peak_source.startswith("estimate") for cell in cells):
-        lines.append("Memory on a CPU is an estimate of the activations in float32.")
     lines += [f"- {model.model} was not timed: {model.why}" for model in result.skipped]
     lines += [f"- {cell.title}: {cell.status}, {cell.reason}" for cell in cells if cell.status != "ok"]
     return lines

@@ -117,7 +117,7 @@ def _model_entries(
         make=_maker(cast, precision, settings),
         inputs=functools.cache(lambda: [(_as_input(x, precision, settings),) for x in images()]),
         truths=functools.cache(lambda: [_truth(model, x) for x in images()]),
-        facts=functools.cache(lambda: _facts(model, size, batch, settings)),
+        facts=functools.cache(lambda: _facts(model, size, 1 if settings.on_cuda else batch)),
         refused=_refusal(model, precision, operator),
     )
     for mode in settings.modes:
@@ -127,18 +127,10 @@ def _model_entries(
         yield dataclasses.replace(entry, make=make, cell=dataclasses.replace(entry.cell, mode=mode))
 
 
-def _facts(model: SegmentationModel, size: int, batch: int, settings: Settings) -> dict[str, Any]:
-    """What is counted rather than measured; on the CPU that includes the memory."""
-    if settings.on_cuda:
-        summary = summarize(model, size, size)
-        return {"macs": summary.macs, "parameters": summary.parameters}
+def _facts(model: SegmentationModel, size: int, batch: int) -> dict[str, Any]:
+    """What is counted rather than measured, of one image."""
     summary = summarize(model, size, size, batch)
-    return {
-        "macs": summary.macs // batch,
-        "parameters": summary.parameters,
-        "peak_bytes": summary.activation_bytes,
-        "peak_source": "estimate in float32",
-    }
+    return {"macs": summary.macs // batch, "parameters": summary.parameters}
 
 
 def _truth(model: SegmentationModel, images: Tensor) -> Tensors:

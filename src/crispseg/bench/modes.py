@@ -8,10 +8,15 @@ fused      model.fused(); on CUDA then recorded into a graph as well
 
 from __future__ import annotations
 
+import itertools
+import json
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from crispseg.fused import graphs
 
@@ -35,10 +40,9 @@ class Plain:
 
     def __init__(self, function: Function, example: Tensors) -> None:
         self.function, self.inputs = function, example
-        self.peak_bytes: int | None = None
-        if example[0].is_cuda:
-            self.run()  # sets up libraries, which keep memory that is not the model's
-            _, self.peak_bytes = _with_peak(self.run, example)
+        self.run()  # sets up libraries, which keep memory that is not the model's
+        measured = _with_peak if example[0].is_cuda else _with_peak_on_cpu
+        self.peak_bytes: int | None = measured(self.run, example)[1]
 
     def place(self, inputs: Tensors) -> None:
         self.inputs = inputs
@@ -78,6 +82,19 @@ def _with_peak(run: Callable[[], Tensors], inputs: Tensors) -> tuple[Tensors, in
     torch.cuda.synchronize()
     peak = torch.cuda.max_memory_allocated() - before
     return outputs, peak + sum(x.nbytes for x in inputs)
+
+
+def _with_peak_on_cpu(run: Callable[[], Tensors], inputs: Tensors) -> tuple[Tensors, int]:
+    """The same from what the profiler saw torch's allocator give and take."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        outputs = run()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        seen.export_chrome_trace(str(path))
+        events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+    changes = sorted((e["ts"], e["args"]["Bytes"]) for e in events if e["name"] == "[memory]")
+    taken = itertools.accumulate((change for _, change in changes), initial=0)
+    return outputs, max(taken) + sum(x.nbytes for x in inputs)
 
 
 def _eager(make: Make, example: Tensors, recorder: Recorder) -> Runner:

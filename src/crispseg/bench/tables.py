@@ -101,9 +101,7 @@ def how(result: Result, relative_to: str = "") -> str:
         words.append("error: relative, against the model's own float32 eager output")
     else:
         words.append("error: relative, against the float64 reference; GB/s: if each tensor is moved once")
-    if result.kind != "ops" and any(cell.peak_source.startswith("estimate") for cell in result.cells):
-        words.append("memory: activations in float32, estimated, not measured")
-    elif any(cell.peak_source for cell in result.cells):
+    if any(cell.peak_source for cell in result.cells):
         words.append("memory: measured, beyond the weights")
     if relative_to:
         words.append(f"ratios to {relative_to}")

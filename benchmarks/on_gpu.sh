@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything that only a CUDA device can prove or measure, step by step, each with its log in OUT:
 #
-#   benchmarks/on_gpu.sh OUT warm bars training scaling rivals profile tests operator depthwise blocks maps head
+#   benchmarks/on_gpu.sh OUT warm bars training compiled scaling rivals profile tests operator depthwise blocks maps head
 #
 # Steps can be left out or given in any order. Nothing is installed; where the package is not, src/ is used.
 #
@@ -12,6 +12,7 @@
 # profile    where a fused crisp_tiny spends its time
 # bars       crisp_tiny beside a compiled UNetFormer, and without DCO
 # scaling    time and memory per pixel from 512 to 4096 px
+# compiled   training steps of crisp_tiny under torch.compile; two minutes to compile
 # training   images per second of training steps, and of plain VSSD + UPerHead's: torch's operations, one by one
 # rivals     the speed columns of configs/tables/rivals.yaml, from the runs kept in benchmarks/results/ablations
 set -uo pipefail
@@ -62,9 +63,14 @@ run_bars() {
 }
 run_scaling() { crisp bench scaling crisp_tiny --modes fused --precision bf16 --sizes 512 4096 --out "$OUT/scaling"; }
 run_training() {
-  "$PYTHON" benchmarks/training.py model=crisp_tiny $TRAINING --steps 20 --out "$OUT/training-crisp_tiny.json" &&
+  "$PYTHON" benchmarks/training.py model=crisp_tiny $TRAINING --steps 20 --out "$OUT/training-crisp_tiny.json" \
+    --profile "$OUT/profile_training.md" &&
     CRISPSEG_OPS_BACKEND=torch "$PYTHON" benchmarks/training.py model=vssd_tiny_upernet graph=false $TRAINING --steps 20 \
       --out "$OUT/training-vssd_tiny_upernet.json"
+}
+run_compiled() {
+  "$PYTHON" benchmarks/training.py model=crisp_tiny compile=true $TRAINING --steps 20 \
+    --out "$OUT/training-crisp_tiny-compiled.json" --profile "$OUT/profile_training_compiled.md"
 }
 run_rivals() {
   mkdir -p "$OUT/rivals"

@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from loader import generate  # beside this file
+from kernel_profile import added, launches, table  # beside this file
+from loader import generate
 
 from crispseg.data import make_loader, open_folder
-from crispseg.files import write_json
+from crispseg.files import write_json, write_text
 from crispseg.ops.choice import kernels_wanted
 from crispseg.train.config import TrainConfig, train_config
 from crispseg.train.distributed import Processes
@@ -31,7 +32,9 @@ from crispseg.train.setup import build_model, choose_device, choose_workers, com
 from crispseg.train.step import Part, Stepper, use_fast_kernels
 
 
-def measure(config: TrainConfig, warm_up: int, steps: int, steps_alone: bool) -> dict[str, Any]:
+def measure(
+    config: TrainConfig, warm_up: int, steps: int, steps_alone: bool, profile: Path | None = None
+) -> dict[str, Any]:
     device = choose_device(config.device)
     folder = open_folder(config.data.path, protocol=config.data.protocol)
     config = complete(config, folder, device)
@@ -51,7 +54,12 @@ def measure(config: TrainConfig, warm_up: int, steps: int, steps_alone: bool) ->
     def timed(parts: Iterator[Part], work: Callable[[Part], None]) -> float:
         return _images_per_second(parts, work, config.batch_size or 1, warm_up, steps, device)
 
-    speeds = {"steps": timed(itertools.repeat(next(batches())), train_on)}
+    part = next(batches())
+    speeds = {"steps": timed(itertools.repeat(part), train_on)}
+    if profile is not None:
+        name = f"{config.model.name}: one training step, {config.batch_size} crops of {config.crop} px"
+        rows = added(launches(lambda: train_on(part)))
+        write_text(profile, table(name, 1e3 * config.batch_size / speeds["steps"], rows))
     if not steps_alone:
         speeds["loader"] = timed(batches(), lambda part: None)
         speeds["training"] = timed(batches(), train_on)
@@ -97,12 +105,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--warm-up", type=int, default=15)
     parser.add_argument("--steps-alone", action="store_true", help="leave loader and training out")
+    parser.add_argument("--profile", type=Path, help="write what each kernel of a step takes on a GPU as Markdown")
     parser.add_argument("--out", type=Path, help="write the result as JSON")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         data = args.data or str(generate(Path(temporary) / "data"))
         words = [f"data={data}", *([f"data.protocol={args.protocol}"] if args.protocol else []), *args.words]
-        result = measure(train_config(None, words), args.warm_up, args.steps, args.steps_alone)
+        result = measure(train_config(None, words), args.warm_up, args.steps, args.steps_alone, args.profile)
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     result |= {"gpu": gpu, "machine": platform.machine(), "torch": torch.__version__, "data": args.data or "generated"}
     print(json.dumps(result, indent=2))

@@ -29,3 +29,16 @@ def test_the_environment_forbids_kernels(monkeypatch, value, expected):
     if value is not None:
         monkeypatch.setenv(choice.ENVIRONMENT_VARIABLE, value)
     assert choice.kernels_wanted() is expected
+
+
+class _AsksWhetherExporting(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if choice.exporting() else x - 1
+
+
+def test_a_program_that_is_compiled_is_not_exported():
+    one = torch.ones(3)
+    assert torch.compile(_AsksWhetherExporting(), backend="eager", fullgraph=True)(one).tolist() == [0, 0, 0]
+    exported = torch.export.export(_AsksWhetherExporting(), (one,), strict=False)
+    assert exported.module()(one).tolist() == [2, 2, 2]
+    assert _AsksWhetherExporting()(one).tolist() == [0, 0, 0]

@@ -11,12 +11,11 @@ import os
 from collections.abc import Callable
 
 from torch import Tensor
-from torch.compiler import is_exporting
 
 from crispseg.errors import unknown
 from crispseg.ops import reference as _reference
 from crispseg.ops import torch as _torch
-from crispseg.ops.choice import ENVIRONMENT_VARIABLE, HAS_TRITON, only
+from crispseg.ops.choice import ENVIRONMENT_VARIABLE, HAS_TRITON, exporting, only
 from crispseg.ops.spec import Fusion, Gates, Readout, Rule, Skip
 from crispseg.ops.torch import (
     QuerySums,
@@ -92,5 +91,4 @@ def forced_backend(name: str | None) -> str | None:
 
 
 def _triton_takes(v: Tensor, b: Tensor, c: Tensor, rho: Tensor, d: Tensor, gates: Gates, rule: Rule) -> bool:
-    # An exported program must run where these kernels are not installed.
-    return HAS_TRITON and v.is_cuda and not is_exporting() and _triton.supports(v, b, c, rho, d, gates, rule)
+    return HAS_TRITON and v.is_cuda and not exporting() and _triton.supports(v, b, c, rho, d, gates, rule)

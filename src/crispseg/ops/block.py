@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -46,13 +45,13 @@ class MLP(NamedTuple):
 
 def project_takes(x: Tensor) -> bool:
     """Whether `conv_norm_project` runs as a kernel."""
-    return kernels_apply(x) and x.shape[-1] in _FEW and _many(x) and not torch.compiler.is_exporting()
+    return kernels_apply(x) and x.shape[-1] in _FEW and _many(x)
 
 
 def mlp_takes(x: Tensor, hidden: int) -> bool:
     """Likewise `conv_norm_mlp`; where it does not, it is faster to call what it consists of one by one."""
     fits = x.shape[-1] in _FEW or (x.shape[-1] in _MLP_OF_MANY_PIXELS and _many(x))
-    return kernels_apply(x) and fits and hidden % _UNITS == 0 and not torch.compiler.is_exporting()
+    return kernels_apply(x) and fits and hidden % _UNITS == 0
 
 
 def conv_norm_project(x: Tensor, start: Start, matrix: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,8 +20,14 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None and (
 
 
 def kernels_wanted() -> bool:
-    """Whether operators with kernels of their own may use them."""
-    return HAS_TRITON and os.environ.get(ENVIRONMENT_VARIABLE) in (None, "", "triton")
+    """Whether operators with kernels of their own may use them: not in an exported program, which must run where
+    Triton is not installed."""
+    return HAS_TRITON and not exporting() and os.environ.get(ENVIRONMENT_VARIABLE) in (None, "", "triton")
+
+
+def exporting() -> bool:
+    """Whether torch.export is at work. While torch.compile traces, torch 2.11 says so of itself as well."""
+    return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
 
 
 @functools.cache

@@ -6,6 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import crispseg
 from crispseg.errors import UserError
+from crispseg.models.layers import DropPath
 from crispseg.models.vssd import VARIANTS, NCSSDMixer, backbone_config
 from tests.conftest import relative_error
 from tests.models import public_vssd
@@ -113,8 +114,6 @@ def test_checkpointing_gives_the_same_gradients():
 
 
 def test_drop_path_drops_whole_samples_and_keeps_the_mean():
-    from crispseg.models.layers import DropPath
-
     layer = DropPath(0.25).train()
     x = torch.ones(4000, 2, 3)
     y = layer(x)
@@ -122,6 +121,33 @@ def test_drop_path_drops_whole_samples_and_keeps_the_mean():
     assert (kept.all(1) | ~kept.any(1)).all()
     assert y.mean().item() == pytest.approx(1.0, abs=0.05)
     assert torch.equal(layer.eval()(x), x)
+
+
+def test_drop_path_adds_what_it_keeps():
+    layer = DropPath(0.4).train()
+    x, branch = torch.randn(9, 2, 3, 4), torch.randn(9, 2, 3, 4)
+    torch.manual_seed(5)
+    keep = torch.rand(9, 1, 1, 1) >= 0.4
+    torch.manual_seed(5)
+    found = layer.add(x, branch)
+    assert 0 < keep.sum() < 9
+    torch.testing.assert_close(found, torch.where(keep, x + branch / 0.6, x))
+    assert torch.equal(layer.eval().add(x, branch), x + branch)
+
+
+def test_a_projection_widened_for_speed_gives_the_same(monkeypatch):
+    mixer = NCSSDMixer(8, 2, backbone_config("vssd_tiny")).double()
+    x = torch.randn(1, 3, 4, 8, dtype=torch.float64)
+    expected = mixer.project(x)
+    (wanted,) = torch.autograd.grad(sum(y.square().sum() for y in expected), mixer.in_proj.weight)
+    monkeypatch.setattr("crispseg.models.vssd._in_half_precision_on_cuda", lambda x: True)
+    found = mixer.project(x)
+    assert found[0].stride(-2) % 8 == 0
+    assert mixer.in_proj.out_features % 8 != 0
+    for f, e in zip(found, expected, strict=True):
+        torch.testing.assert_close(f, e)
+    (gradient,) = torch.autograd.grad(sum(y.square().sum() for y in found), mixer.in_proj.weight)
+    torch.testing.assert_close(gradient, wanted)
 
 
 def test_initial_gains_and_steps():

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from crispseg.errors import UserError
 from crispseg.ops import BACKENDS, Rule, ncssd
 from crispseg.ops import triton as triton_path
+from crispseg.ops.kernels import ncssd_backward
 from tests.conftest import relative_error
 from tests.ops.agreement import check
-from tests.ops.test_ncssd import STEPS, make_gates, make_inputs
+from tests.ops.test_ncssd import BOUNDS, STEPS, make_gates, make_inputs
 
 RULES = [Rule(fusion, "row", skip) for fusion in ("raw", "normalized") for skip in ("after", "before")]
 HALVES = (torch.bfloat16, torch.float16)
@@ -62,6 +63,44 @@ def test_rows_at_the_floor():
     (v, b, c, rho, d), values = small(length=24, dtype=torch.float32)
     c[:, ::3] -= 40
     check(triton_path.ncssd, [v, b, c, rho, d], values, Rule())
+
+
+@pytest.mark.parametrize("rule", [Rule(), Rule(skip="before")], ids=str)
+def test_rows_on_both_sides_of_the_floor(rule):
+    """Rows below it are constants, but what they read out, and its gradients, are not negligible."""
+    (v, b, c, rho, d), values = small(length=24, batch=2, dtype=torch.float32)
+    b, c = b - 8, c - 12.8
+    row = torch.einsum("bin,bn->bi", c.double().exp(), b.double().exp().sum(1))
+    assert 0.2 < (row < 1e-6).double().mean() < 0.8
+    check(triton_path.ncssd, [v, b, c, rho, d], values, rule)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_without_gates(rule):
+    check(triton_path.ncssd, *small(length=9, dtype=torch.float32), rule, (False, False, False))
+
+
+@pytest.mark.parametrize("rule", RULES[1:3], ids=str)
+def test_many_columns_and_parts(rule, monkeypatch):
+    """Heads that together are wider than a program takes, and more parts of dk than are added in passing."""
+    monkeypatch.setattr(ncssd_backward, "_MOST_PARTS", 2)
+    check(triton_path.ncssd, *small(length=70, heads=3, width=50, state=20, dtype=torch.float32), rule)
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+def test_the_gradient_may_have_any_precision(dtype, kind):
+    """As rounded it is the same gradient, and gives the same results."""
+    (v, b, c, rho, d), values = small(length=17, dtype=dtype)
+    gates = make_gates(values)
+    sums = triton_path._forward(v, b, c, rho, d, *gates, True, False)[1:]
+    problem = ncssd_backward.Problem(v, b, c, rho, d, gates, True, False, *sums)
+    grad = torch.randn(v.shape).to(kind)
+    found = ncssd_backward.gradients(problem, grad)
+    expected = ncssd_backward.gradients(problem, grad.float())
+    assert [x.dtype for x in found] == [x.dtype for x in (v, b, c, rho, d, *values)]
+    for f, e in zip(found, expected, strict=True):
+        torch.testing.assert_close(f, e, rtol=1e-6, atol=1e-6)
 
 
 def test_a_mean_larger_than_what_varies():

@@ -8,7 +8,7 @@ from crispseg.ops import BACKENDS, Gates, Rule, ncssd
 from crispseg.ops import torch as torch_path
 from crispseg.ops.gated import gated_mixer
 from tests.conftest import relative_error
-from tests.ops.agreement import check
+from tests.ops.agreement import PARAMETER_BOUNDS, check
 from tests.ops.test_gated import in_float64, make_mixer_inputs
 from tests.ops.test_ncssd import BOUNDS, RULES, STEPS, make_gates, make_inputs
 
@@ -54,6 +54,29 @@ def test_long_images(dtype, length):
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_sizes_of_the_networks(dtype, sizes):
     check(ncssd, *make_inputs(*sizes, dtype), Rule(), device="cuda", backend="triton")
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+@pytest.mark.parametrize("sizes", [SIZES[0], SIZES[2], SIZES[6]], ids=str)
+def test_backward_with_a_gradient_in_half_precision(sizes, dtype):
+    from crispseg.ops import triton as triton_path
+    from crispseg.ops.kernels import ncssd_backward
+
+    inputs, values = ([x.cuda() for x in group] for group in make_inputs(*sizes, dtype))
+    gates = make_gates(values)
+    grad = torch.randn_like(inputs[0], dtype=torch.bfloat16)
+    leaves = [x.double().requires_grad_() for x in (*inputs, *values)]
+    result = ncssd(*leaves[:5], make_gates(leaves[5:]), backend="reference")
+    expected = torch.autograd.grad(result, leaves, grad.double())
+    sums = triton_path._forward(*inputs, *gates, True, False)[1:]
+    problem = ncssd_backward.Problem(*inputs, gates, True, False, *sums)
+    found = ncssd_backward.gradients(problem, grad)
+    largest = max(x.norm() for x in expected[4:])
+    for place, (f, e) in enumerate(zip(found, expected, strict=True)):
+        bounds, size = (BOUNDS, e.norm()) if place < 4 else (PARAMETER_BOUNDS, torch.maximum(e.norm(), largest))
+        assert (f.double() - e).norm() < bounds[dtype] * size
+    assert all(torch.equal(x, y) for x, y in zip(found, ncssd_backward.gradients(problem, grad), strict=True))
 
 
 @needs_triton

@@ -5,19 +5,36 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from crispseg.ops import batch_norm as norms
+from crispseg.ops import mlp as products
+from crispseg.ops.resizing import resize_scores
+
 
 class BatchNorm2d(nn.BatchNorm2d):
-    """BatchNorm that also trains on a single value per channel, using its running statistics there.
+    """BatchNorm, with the ReLU of the result if wanted, that also trains on a single value per channel, using its
+    running statistics there.
 
     One image pooled to 1x1 has no variance to normalise by; torch raises, and training with batch one would stop.
     """
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input: Tensor, relu: bool = False) -> Tensor:
+        if self.training and norms.takes(input) and self._is_usual():
+            return self._batch_norm(input, relu)
         if self.training and input.shape[0] * input.shape[2] * input.shape[3] == 1:
-            return nn.functional.batch_norm(
+            y = nn.functional.batch_norm(
                 input, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
             )
-        return super().forward(input)
+        else:
+            y = super().forward(input)
+        return torch.relu(y) if relu else y
+
+    def _is_usual(self) -> bool:
+        return self.affine and self.track_running_stats and self.momentum is not None
+
+    def _batch_norm(self, input: Tensor, relu: bool) -> Tensor:
+        mean, variance, batches = self.running_mean, self.running_var, self.num_batches_tracked
+        assert mean is not None and variance is not None and batches is not None and self.momentum is not None
+        return norms.batch_norm(input, self.weight, self.bias, mean, variance, batches, self.momentum, self.eps, relu)
 
 
 class ConvNorm(nn.Module):
@@ -40,10 +57,23 @@ class ConvNorm(nn.Module):
         self.act = act
 
     def forward(self, x: Tensor) -> Tensor:
+        weight, bias = self.conv.weight, self.conv.bias
+        if bias is not None and self._is_linear and _channels_last(x) and products.takes(x, weight, bias):
+            y = products.linear(to_channels_last(x), weight.flatten(1), bias, relu=self.act)
+            return to_channels_first(y)
         x = self.conv(x)
-        if self.norm is not None:
+        if isinstance(self.norm, BatchNorm2d):
+            return self.norm(x, relu=self.act)
+        if self.norm is not None:  # folded away, or shared by several processes
             x = self.norm(x)
         return torch.relu(x) if self.act else x
+
+    @property
+    def _is_linear(self) -> bool:
+        """Whether it trains, and is but a product of each pixel."""
+        conv = self.conv
+        alone = conv.kernel_size == (1, 1) and conv.stride == (1, 1) and conv.groups == 1
+        return self.training and alone and self.norm is None
 
 
 class DropPath(nn.Module):
@@ -54,10 +84,20 @@ class DropPath(nn.Module):
         self.rate = rate
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training or self.rate == 0.0:
-            return x
+        return x * self._scale(x) if self._drops else x
+
+    def add(self, x: Tensor, branch: Tensor) -> Tensor:
+        """x + self(branch), in one step."""
+        return torch.addcmul(x, branch, self._scale(x)) if self._drops else x + branch
+
+    @property
+    def _drops(self) -> bool:
+        return self.training and self.rate > 0.0
+
+    def _scale(self, x: Tensor) -> Tensor:
+        """Per sample: zero, or what keeps the mean."""
         keep = torch.rand(x.shape[0], *[1] * (x.dim() - 1), device=x.device) >= self.rate
-        return x * keep.to(x.dtype) / (1.0 - self.rate)
+        return keep.to(x.dtype) / (1.0 - self.rate)
 
     def extra_repr(self) -> str:
         return f"rate={self.rate:.3f}"
@@ -65,7 +105,11 @@ class DropPath(nn.Module):
 
 def resize(x: Tensor, size: tuple[int, int] | torch.Size) -> Tensor:
     """Bilinear, pixel centres kept (align_corners false)."""
-    return nn.functional.interpolate(x, size=tuple(size), mode="bilinear", align_corners=False)
+    return resize_scores(x, size)
+
+
+def _channels_last(x: Tensor) -> bool:
+    return x.is_contiguous(memory_format=torch.channels_last)
 
 
 def to_channels_last(x: Tensor) -> Tensor:

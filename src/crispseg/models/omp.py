@@ -17,8 +17,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from crispseg.errors import UserError
-from crispseg.models.layers import ConvNorm, resize
-from crispseg.ops.spec import widened, without_autocast
+from crispseg.models.layers import ConvNorm
+from crispseg.ops.cosines import best_match
+from crispseg.ops.cosines import match as match
+from crispseg.ops.cross_attention import attention, few_tokens_attention, takes
+from crispseg.ops.normalize import layer_norm
+from crispseg.ops.resizing import add_resized, resize_map
+from crispseg.ops.spec import widened
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +73,7 @@ class ConcatNeck(nn.Module):
     def forward(self, features: Sequence[Tensor]) -> Tensor:
         size = features[0].shape[-2:]
         first, *deeper = (lateral(x) for lateral, x in zip(self.lateral, features, strict=True))
-        return self.mix(torch.cat([first, *(resize(x, size) for x in deeper)], dim=1))
+        return self.mix(torch.cat([first, *(resize_map(x, size) for x in deeper)], dim=1))
 
 
 class TopDownNeck(nn.Module):
@@ -83,7 +88,7 @@ class TopDownNeck(nn.Module):
         maps = [lateral(x) for lateral, x in zip(self.lateral, features, strict=True)]
         x = maps[-1]
         for finer in reversed(maps[:-1]):
-            x = finer + resize(x, finer.shape[-2:])
+            x = add_resized(finer, x)
         return self.mix(x)
 
 
@@ -137,12 +142,13 @@ class Attention(nn.Module):
         self.out = nn.Linear(inner, dim)
 
     def forward(self, query: Tensor, source: Tensor) -> Tensor:
-        q, k, v = (
-            linear(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, heads, L, inner / heads)
-            for linear, x in ((self.q, query), (self.k, source), (self.v, source))
-        )
-        y = functional.scaled_dot_product_attention(q, k, v)
-        return self.out(y.transpose(1, 2).flatten(2))
+        q = self.q(query)
+        if takes(q, source.shape[1], self.heads):
+            weight, bias = (torch.cat(both) for both in ((self.k.weight, self.v.weight), (self.k.bias, self.v.bias)))
+            y = few_tokens_attention(q, functional.linear(source, weight, bias), self.heads)
+        else:
+            y = attention(q, self.k(source), self.v(source), self.heads)
+        return self.out(y)
 
 
 class TwoWayLayer(nn.Module):
@@ -160,7 +166,8 @@ class TwoWayLayer(nn.Module):
         tokens = self.norm1(tokens + self.self_attention(tokens, tokens))
         tokens = self.norm2(tokens + self.tokens_to_pixels(tokens, pixels))
         tokens = self.norm3(tokens + self.mlp(tokens))
-        pixels = self.norm4(pixels + self.pixels_to_tokens(pixels, tokens))
+        norm = self.norm4
+        pixels = layer_norm(pixels + self.pixels_to_tokens(pixels, tokens), norm.weight, norm.bias, norm.eps)
         return tokens, pixels
 
 
@@ -189,15 +196,6 @@ class HyperNetwork(nn.Module):
                 x = functional.relu(x)
         x = x.view(*tokens.shape[:2], -1) if shared else x.transpose(0, 1)
         return x.unflatten(-1, (self.prototypes, -1))
-
-
-@without_autocast
-def match(descriptors: Tensor, prototypes: Tensor) -> Tensor:
-    """Cosines of every pixel with every prototype: (B, d, h, w) x (B, classes, K, d) -> (B, classes, K, h, w)."""
-    descriptors = functional.normalize(widened(descriptors), dim=1)
-    prototypes = widened(prototypes)
-    cosines = torch.bmm(prototypes.flatten(1, 2), descriptors.flatten(2))  # (B, classes * K, h * w)
-    return cosines.view(*prototypes.shape[:3], *descriptors.shape[-2:])
 
 
 class OMPHead(nn.Module):
@@ -231,8 +229,8 @@ class OMPHead(nn.Module):
     def forward(self, features: Sequence[Tensor], allocation: bool = False) -> Matched:
         tokens, pixels = self.interact(features)
         prototypes = functional.normalize(widened(self.hyper(tokens)), dim=-1)
-        winning = match(pixels, prototypes).max(2)
-        return Matched(winning.values * self.scale(), prototypes, winning.indices if allocation else None)
+        best, winners = best_match(pixels, prototypes)
+        return Matched(best * self.scale(), prototypes, winners.long() if allocation else None)
 
     def interact(self, features: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Refined class tokens (B, classes, dim) and pixel descriptors (B, d_h, h, w)."""

@@ -21,7 +21,12 @@ from crispseg.models.dco import DCO, DCOConfig, dco_config
 from crispseg.models.layers import ConvNorm, DropPath, to_channels_first, to_channels_last
 from crispseg.ops import Fusion, Gates, Rule, ncssd
 from crispseg.ops.depthwise import depthwise3x3, depthwise3x3_norm
+from crispseg.ops.gated_training import convolve_mix_gate
+from crispseg.ops.mlp import mlp
+from crispseg.ops.normalize import layer_norm
 from crispseg.ops.spec import widened
+
+_ALIGNED = 8  # numbers in half precision that the fastest matrix products load at once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,8 +84,21 @@ class NCSSDMixer(nn.Module):
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Linear projections of a map (B, H, W, C): the gate z, the map xBC still to be convolved, and dt."""
+        return self._split(self._project(x))
+
+    def _project(self, x: Tensor) -> Tensor:
+        spare = -self.in_proj.out_features % _ALIGNED
+        if not spare or not _in_half_precision_on_cuda(x):
+            projected: Tensor = self.in_proj(x)
+            return projected
+        # Columns of zeros, as a product of a width that is no multiple of eight takes twice the time.
+        return functional.linear(x, functional.pad(self.in_proj.weight, (0, 0, 0, spare)))
+
+    def _split(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         inner = self.heads * self.head_width
-        z, xbc, dt = self.in_proj(x).split([inner, inner + 2 * self.state, self.heads], dim=-1)
+        spare = projected.shape[-1] - self.in_proj.out_features
+        sizes = [inner, inner + 2 * self.state, self.heads, *([spare] if spare else [])]
+        z, xbc, dt = projected.split(sizes, dim=-1)[:3]
         return z, xbc, dt
 
     def tokens(self, xbc: Tensor, dt: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -101,9 +119,26 @@ class NCSSDMixer(nn.Module):
         return depthwise3x3(xbc, self.conv2d.weight, self.conv2d.bias, activation="silu")
 
     def forward(self, x: Tensor) -> Tensor:
-        z, xbc, dt = self.project(x)
+        projected, gates = self._project(x), self.gates()
+        assert self.conv2d.bias is not None
+        mixed = convolve_mix_gate(
+            projected,
+            self.conv2d.weight,
+            self.conv2d.bias,
+            self.dt_bias,
+            self.A_log,
+            self.D,
+            gates,
+            self.rule,
+            self.norm.weight,
+            self.norm.bias,
+            self.norm.eps,
+        )
+        if mixed is not None:
+            return self.out_proj(mixed)
+        z, xbc, dt = self._split(projected)
         v, b, c, rho = self.tokens(self.convolve(xbc), dt)
-        return self.finish(ncssd(v, b, c, rho, self.D, self.gates(), self.rule), z)
+        return self.finish(ncssd(v, b, c, rho, self.D, gates, self.rule), z)
 
 
 class AttentionMixer(nn.Module):
@@ -129,6 +164,8 @@ class MLP(nn.Module):
         self.fc2 = nn.Linear(ratio * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            return mlp(x, self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias)
         return self.fc2(functional.gelu(self.fc1(x)))
 
 
@@ -145,9 +182,9 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x, normed = _position_and_norm(x, self.cpe1, self.norm1)
-        x = x + self.drop_path(self.attn(normed))
+        x = self.drop_path.add(x, self.attn(normed))
         x, normed = _position_and_norm(x, self.cpe2, self.norm2)
-        return x + self.drop_path(self.mlp(normed))
+        return self.drop_path.add(x, self.mlp(normed))
 
 
 class Stem(nn.Module):
@@ -226,7 +263,8 @@ class VSSD(nn.Module):
         features = []
         for i, stage in enumerate(self.layers):
             feature, x = stage(x)
-            features.append(to_channels_first(getattr(self, f"outnorm{i}")(feature)))
+            norm = getattr(self, f"outnorm{i}")
+            features.append(to_channels_first(layer_norm(feature, norm.weight, norm.bias, norm.eps)))
         return features
 
 
@@ -251,6 +289,11 @@ def list_backbones() -> list[str]:
 def _position_and_norm(x: Tensor, conv: nn.Conv2d, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
     """The map plus its convolution, which lets tokens know where they are, and the LayerNorm of that."""
     return depthwise3x3_norm(x, conv.weight, conv.bias, norm.weight, norm.bias, norm.eps)
+
+
+def _in_half_precision_on_cuda(x: Tensor) -> bool:
+    """Whether a linear layer of x is computed so."""
+    return x.is_cuda and (x.dtype in (torch.bfloat16, torch.float16) or torch.is_autocast_enabled("cuda"))
 
 
 def _initial_dt_bias(heads: int, low: float = 1e-3, high: float = 1e-1, floor: float = 1e-4) -> Tensor:

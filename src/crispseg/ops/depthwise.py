@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from crispseg.errors import UserError, unknown
 from crispseg.ops.choice import kernels_wanted
+from crispseg.ops.normalize import layer_norm
 
 Activation = Literal["none", "silu", "relu"]
 
@@ -68,11 +69,11 @@ def depthwise3x3(
 def depthwise3x3_norm(
     x: Tensor, weight: Tensor, bias: Tensor | None, norm_weight: Tensor, norm_bias: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """y = x + conv(x) + bias, and the LayerNorm of y over channels; one kernel where no gradient is recorded."""
-    if _use_kernels(x) and not torch.is_grad_enabled() and x.shape[3] <= _LARGEST_NORM:
+    """y = x + conv(x) + bias, and the LayerNorm of y over channels: one kernel, and both in x's precision, on CUDA."""
+    if _use_kernels(x) and x.shape[3] <= _LARGEST_NORM:
         return _depthwise3x3_norm(x, weight, bias, norm_weight, norm_bias, eps)
     y = depthwise3x3(x, weight, bias, residual=True)
-    return y, functional.layer_norm(y, (x.shape[3],), norm_weight, norm_bias, eps)
+    return y, layer_norm(y, norm_weight, norm_bias, eps)
 
 
 def packed(weight: Tensor) -> Tensor:
@@ -82,7 +83,7 @@ def packed(weight: Tensor) -> Tensor:
 
 
 def _use_kernels(x: Tensor) -> bool:
-    return x.is_cuda and x.dtype in _DTYPES and kernels_wanted() and not torch.compiler.is_exporting()
+    return x.is_cuda and x.dtype in _DTYPES and kernels_wanted()
 
 
 # Registered as operators so that torch.compile takes them as they are; their bodies import Triton when first run.
@@ -166,3 +167,67 @@ def _(
     x: Tensor, weight: Tensor, bias: Tensor | None, norm_weight: Tensor, norm_bias: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape), x.new_empty(x.shape)
+
+
+@torch.library.custom_op(
+    "crispseg::depthwise3x3_norm_backward",
+    mutates_args=(),
+    schema="(Tensor? gradient, Tensor of_normed, Tensor x, Tensor weight, Tensor? bias, Tensor y, Tensor norm_weight,"
+    " Tensor norm_bias, float eps) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+def _depthwise3x3_norm_backward(
+    gradient: Tensor | None,
+    of_normed: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    y: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    from crispseg.ops.kernels import depthwise_launch
+
+    with torch.cuda.device_of(x):
+        dx, dw, db, dgamma, dbeta = depthwise_launch.backward_norm(
+            gradient, of_normed, x, weight, bias, y, (norm_weight, norm_bias, eps)
+        )
+    return dx, dw, weight.new_empty(0) if db is None else db, dgamma, dbeta
+
+
+@_depthwise3x3_norm_backward.register_fake
+def _(
+    gradient: Tensor | None,
+    of_normed: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    y: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    db = weight.new_empty(0) if bias is None else bias.new_empty(bias.shape)
+    of_norm = norm_weight.new_empty(norm_weight.shape), norm_bias.new_empty(norm_bias.shape)
+    return x.new_empty(x.shape), weight.new_empty(weight.shape), db, *of_norm
+
+
+def _remember_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    x, weight, bias, norm_weight, norm_bias, ctx.eps = inputs
+    ctx.save_for_backward(x, weight, bias, output[0], norm_weight, norm_bias)
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate_norm(ctx: Any, gradient: Tensor | None, of_normed: Tensor | None) -> tuple[Tensor | None, ...]:
+    x, weight, bias, *norm = ctx.saved_tensors
+    if of_normed is not None:
+        dx, dw, db, *of_norm = _depthwise3x3_norm_backward(gradient, of_normed, x, weight, bias, *norm, ctx.eps)
+    elif gradient is not None:
+        dx, dw, db = _depthwise3x3_backward(gradient, x, weight, bias, True, "none", 1)
+        of_norm = [None, None]
+    else:
+        return (None,) * 6
+    return dx, dw, None if bias is None else db, *of_norm, None
+
+
+_depthwise3x3_norm.register_autograd(_differentiate_norm, setup_context=_remember_norm)

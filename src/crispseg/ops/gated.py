@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from crispseg.ops import BACKENDS, forced_backend, ncssd
+from crispseg.ops.choice import exporting
 from crispseg.ops.spec import Gates, Rule, widened
 
 if "triton" in BACKENDS:
@@ -51,7 +52,7 @@ def _triton_takes(xbc: Tensor, dt: Tensor, z: Tensor, *rest: Any) -> bool:
         "triton" in BACKENDS
         and xbc.is_cuda
         and without_gradients
-        and not torch.compiler.is_exporting()
+        and not exporting()
         and mixer.supports(xbc, dt, z, rule)
     )
 

@@ -1,15 +1,62 @@
 """What maps are finished with: a convolution's bias, residual and ReLU, a coarser map added, or scores resized.
 
-Inference only. Every function is its formula in plain torch; on CUDA a Triton kernel takes its place.
+Every function is its formula in plain torch; on CUDA a Triton kernel takes its place. `resize_map`, `add_resized` and
+`resize_scores` have gradients, the others are for inference only. All resizing is bilinear, pixel centres kept.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from crispseg.ops.choice import kernels_apply, kernels_wanted
+
+_MOST_TIMES = 8  # larger along an axis; the gradients' kernels would take long to compile
+
+
+def resize_map(x: Tensor, size: tuple[int, int] | torch.Size) -> Tensor:
+    """x (B, C, h, w) resized to (B, C, *size). Under autocasting torch would return float32, the kernel does not."""
+    if _use_kernels(x, size):
+        return _resize(x.permute(0, 2, 3, 1), None, size[0], size[1]).permute(0, 3, 1, 2)
+    return _interpolated(x, size)
+
+
+def add_resized(finer: Tensor, coarser: Tensor) -> Tensor:
+    """finer (B, C, H, W) + coarser (B, C, h, w) resized; in one kernel if they are of one precision."""
+    size = finer.shape[-2:]
+    if _use_kernels(coarser, size) and finer.dtype == coarser.dtype:
+        return _resize(coarser.permute(0, 2, 3, 1), finer.permute(0, 2, 3, 1), *size).permute(0, 3, 1, 2)
+    return finer + _interpolated(coarser, size)
+
+
+def resize_scores(x: Tensor, size: tuple[int, int] | torch.Size) -> Tensor:
+    """x (B, C, h, w) resized to (B, C, *size): for few channels in float32, each a plane of its own, in training."""
+    if (
+        x.is_cuda
+        and x.dtype == torch.float32
+        and x.is_contiguous()
+        and torch.is_grad_enabled()
+        and x.requires_grad
+        and _kernels_can(x, size)
+    ):
+        return _resize_planes(x, size[0], size[1])
+    return _interpolated(x, size)
+
+
+def _interpolated(x: Tensor, size: tuple[int, int] | torch.Size) -> Tensor:
+    return functional.interpolate(x, size=tuple(size), mode="bilinear", align_corners=False)
+
+
+def _use_kernels(x: Tensor, size: tuple[int, int] | torch.Size) -> bool:
+    return x.is_cuda and x.dtype in (torch.bfloat16, torch.float16) and _kernels_can(x, size)
+
+
+def _kernels_can(x: Tensor, size: tuple[int, int] | torch.Size) -> bool:
+    within = all(high <= _MOST_TIMES * low for low, high in zip(x.shape[-2:], size, strict=True))
+    return within and kernels_wanted()
 
 
 def resize_add(finer: Tensor, coarser: Tensor) -> Tensor:
@@ -53,3 +100,88 @@ def upsample(
     return functional.interpolate(
         scores.unflatten(-1, (height, width)), size=tuple(size), mode="bilinear", align_corners=False
     )
+
+
+# Registered as operators so that torch.compile takes them as they are; their bodies import Triton when first run.
+
+
+@torch.library.custom_op(
+    "crispseg::resize", mutates_args=(), schema="(Tensor x, Tensor? finer, int height, int width) -> Tensor"
+)
+def _resize(x: Tensor, finer: Tensor | None, height: int, width: int) -> Tensor:
+    """x (B, h, w, C) resized, plus `finer` (B, height, width, C)."""
+    from crispseg.ops.kernels import resizing as kernels
+
+    with torch.cuda.device_of(x):
+        return kernels.resize(x, (height, width)) if finer is None else kernels.resize_add(finer, x)
+
+
+@_resize.register_fake
+def _(x: Tensor, finer: Tensor | None, height: int, width: int) -> Tensor:
+    return x.new_empty(x.shape[0], height, width, x.shape[3])
+
+
+@torch.library.custom_op(
+    "crispseg::resize_backward", mutates_args=(), schema="(Tensor g, int height, int width) -> Tensor"
+)
+def _resize_backward(g: Tensor, height: int, width: int) -> Tensor:
+    from crispseg.ops.kernels import resizing_gradients as kernels
+
+    with torch.cuda.device_of(g):
+        return kernels.shrink(g, (height, width))
+
+
+@_resize_backward.register_fake
+def _(g: Tensor, height: int, width: int) -> Tensor:
+    return g.new_empty(g.shape[0], height, width, g.shape[3])
+
+
+@torch.library.custom_op(
+    "crispseg::resize_planes", mutates_args=(), schema="(Tensor x, int height, int width) -> Tensor"
+)
+def _resize_planes(x: Tensor, height: int, width: int) -> Tensor:
+    from crispseg.ops.kernels import resizing as kernels
+
+    with torch.cuda.device_of(x):
+        return kernels.upsample(x.flatten(2), (x.shape[2], x.shape[3]), (height, width), False)
+
+
+@_resize_planes.register_fake
+def _(x: Tensor, height: int, width: int) -> Tensor:
+    return x.new_empty(*x.shape[:2], height, width)
+
+
+@torch.library.custom_op(
+    "crispseg::resize_planes_backward", mutates_args=(), schema="(Tensor g, int height, int width) -> Tensor"
+)
+def _resize_planes_backward(g: Tensor, height: int, width: int) -> Tensor:
+    from crispseg.ops.kernels import resizing_gradients as kernels
+
+    with torch.cuda.device_of(g):
+        return kernels.shrink_planes(g, (height, width))
+
+
+@_resize_planes_backward.register_fake
+def _(g: Tensor, height: int, width: int) -> Tensor:
+    return g.new_empty(*g.shape[:2], height, width)
+
+
+def _remember_map(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.size, ctx.adds = inputs[0].shape[1:3], inputs[1] is not None
+
+
+def _differentiate_map(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    coarse = _resize_backward(g, *ctx.size) if ctx.needs_input_grad[0] else None
+    return coarse, g if ctx.adds else None, None, None
+
+
+def _remember_planes(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.size = inputs[0].shape[2:]
+
+
+def _differentiate_planes(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    return _resize_planes_backward(g, *ctx.size), None, None
+
+
+_resize.register_autograd(_differentiate_map, setup_context=_remember_map)
+_resize_planes.register_autograd(_differentiate_planes, setup_context=_remember_planes)

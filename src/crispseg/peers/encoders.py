@@ -68,8 +68,8 @@ class NormAct(BatchNorm2d):
         super().__init__(num_features, eps, momentum)
         self.act = act
 
-    def forward(self, input: Tensor) -> Tensor:
-        return self.act(super().forward(input))
+    def forward(self, input: Tensor, relu: bool = False) -> Tensor:
+        return self.act(super().forward(input, relu))
 
 
 def _allow_batch_of_one(encoder: nn.Module) -> None:

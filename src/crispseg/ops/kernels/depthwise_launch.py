@@ -11,6 +11,7 @@ from torch import Tensor
 
 from crispseg.ops.kernels import depthwise as kernels
 from crispseg.ops.kernels import depthwise_gradients as gradients
+from crispseg.ops.kernels import normalize_gradients
 from crispseg.ops.kernels.early import early
 
 _BUSY = 512  # programs below which a large GPU has idle processors; strips get shorter until there are as many
@@ -89,6 +90,21 @@ def backward(
     db = None if bias is None else torch.empty_like(bias)
     gradients.add_parts[(triton.cdiv(channels, 32), _PARTS)](parts, dw, db, strips, channels, STRIPS=64, CHANNELS=32)
     return dx.add_(gradient) if residual and activation != "none" else dx, dw, db
+
+
+def backward_norm(
+    gradient: Tensor | None,
+    of_normed: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    y: Tensor,
+    norm: tuple[Tensor, Tensor, float],
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor]:
+    """Gradients for x, weight and bias, and those of the norm's weight and bias, given those of `forward_norm`'s two
+    results, the first of which is y."""
+    dy, dgamma, dbeta = normalize_gradients.gradients(of_normed, y, *norm, added=gradient)
+    return *backward(dy, x, weight, bias, True, "none", 1), dgamma, dbeta
 
 
 def out_shape(x: Tensor, stride: int) -> tuple[int, ...]:

@@ -1,31 +1,60 @@
-"""The operator's backward pass: two sweeps of kernels over the tokens, and between them algebra on sums.
+"""The operator's backward pass: three sweeps of kernels over the tokens, and between them algebra on sums.
 
-Symbols as in `triton.py`; G is the output's gradient. The first sweep sums over tokens
+Symbols as in `triton.py`; G is the output's gradient. The first sweep (`state_gradients`) sums over tokens
 
-    dA = sum_i (Q_i / row_i) G_i^T     dshift = sum_i G_i     M = sum_i Q_i Q_i^T / row_i^2
-    dk = -sum_i Q_i (Q_i^T A G_i) / row_i^2
+    dA = sum_i (Q_i / row_i) G_i^T     dshift = sum_i G_i
 
-then dmu = (1 + s - a) dshift, dq = (S - k mu^T) dmu / L, dS = a dA + q dmu^T / L, dk -= M dq, and the second gives
+then (`combine`) dmu = (1 + s - a) dshift, dq = (S - k mu^T) dmu / L, dS = a dA + q dmu^T / L; the second sweep
+(`query_gradients`) gives
 
-    dQ_i = (x_i - k (Q_i^T x_i) / row_i) / row_i,  x_i = A G_i + dq
+    dQ_i = (x_i + r_i k) / row_i,  x_i = A G_i + dq,  r_i = -(Q_i^T x_i) / row_i     dk = sum_i r_i Q_i / row_i
+
+and the third (`token_gradients`)
+
     dK_j = dS (w_j V_j - mu) + dk
     dV_j = w_j y_j + skip G_j,  y_j = dS^T K_j;    dw_j = V_j^T y_j, head by head
 
 The derivatives by S and k would be taken with S itself and not with S - k mu^T; the parts that this adds to dq, dk and
-dK cancel, and are left out before they can cost digits. They do not cancel for rows at the floor, which are put right.
+dK cancel, and are left out before they can cost digits. They do not cancel for rows at the floor, which are put right:
+there r_i = lift G_i + mu dmu / L.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
+from crispseg.ops.kernels import ncssd_between as sums
 from crispseg.ops.kernels import ncssd_gradients as kernels
-from crispseg.ops.kernels.ncssd_launch import Sizes, choose, launch, padded, product_of, split, state_dtype
+from crispseg.ops.kernels.early import early
+from crispseg.ops.kernels.ncssd_launch import (
+    DTYPES,
+    FORCED,
+    Sizes,
+    Tiling,
+    launch,
+    multiprocessors,
+    padded,
+    product_of,
+    state_dtype,
+)
 from crispseg.ops.spec import Gates, normaliser_floor
+
+# By kernel, in bfloat16; the largest tokens that leave no multiprocessor idle are taken, at most these.
+TILINGS = {
+    "state_gradients": Tiling(64, 4, 3),
+    "query_gradients": Tiling(64, 4, 2),
+    "token_gradients": Tiling(64, 4, 3),
+}
+_WIDEST = {"state_gradients": 64, "query_gradients": 128}  # columns of all heads' that a program takes at a time
+_MOST_PARTS = 64  # of dk, that every block of tokens adds up for itself
+_MOST_CHUNKS = 128  # that the sum over an image's tokens is split into, as `combine` adds them
+_COMBINED = 16  # columns that a program of `combine` takes
+_SUMMED = {"BATCHES": 16, "ROWS": 64, "COLUMNS": 16, "SOME": 2048}  # by `parameter_gradients` at a time
 
 
 class Problem(NamedTuple):
@@ -62,111 +91,178 @@ class Problem(NamedTuple):
         return ones if gate is None else ones + gate.float()
 
 
+class Combined(NamedTuple):
+    """What `combine` leaves; parts by its programs, of which one image has as many as `parts` says."""
+
+    state: Tensor  # (B, N, H*P) A and, below, dS: in the precision of the products
+    dsums: Tensor
+    lift: Tensor  # (B, H*P) a mu
+    skip: Tensor  # (H*P,)
+    dq: Tensor  # (B, parts, N)
+    dlift: Tensor  # (B, parts) mu dmu / L
+    dmean: Tensor  # (B, parts, N) dS mu
+    dshift: Tensor  # (B, H*P), as those of the gates' factors 1 + s and a, image by image
+    dkeep: Tensor
+    damplify: Tensor
+
+    @property
+    def parts(self) -> int:
+        return self.dq.shape[1]
+
+
 def gradients(given: Problem, grad: Tensor) -> list[Tensor]:
-    """Of v, b, c, rho, d and of those gates that are not None."""
-    sizes, gates, tokens = given.sizes, given.gates, given.sizes.tokens
-    omega = None if gates.omega is None else gates.omega[:, None]
-    amplify = given.one_plus(gates.t) * given.one_plus(omega)  # a (H, P)
-    a, keep = amplify.flatten(), given.one_plus(gates.s).flatten()
-    d = given.d.float()[:, None]
-    skip = d * amplify if given.mean_of_skip else d.expand(sizes.heads, sizes.width).contiguous()
-
-    centred = given.kv - given.k[:, :, None] * given.mu[:, None] if given.normalized else given.kv
-    read, lift = (centred * a).to(state_dtype(given.product)), given.mu * a
-    da, dshift, dk = _state_gradients(given, grad, read, lift)
-    dmu = (keep - a) * dshift
-    dq, dlift = (centred * dmu[:, None]).sum(2) / tokens, (given.mu * dmu).sum(1) / tokens
-    short = _rows_at_floor(given)[:, None]
-    if given.normalized and gates.use_mean:
-        moments = _moments(given)
-        dk = dk - (moments * dq[:, None]).sum(2)
-        left = given.q - (moments * given.k[:, None]).sum(2)
-        dk = dk + torch.where(short, dlift[:, None] * left, 0.0)
-    dsums = da * a + given.q[:, :, None] * (dmu / tokens)[:, None]
-    dv_mean = skip_mean = None
+    """Of v, b, c, rho, d and of those gates that are not None. `grad` (B, L, H, P) in any precision."""
+    grad = (grad if grad.dtype in DTYPES else grad.float()).flatten(2)  # (B, L, H*P), as the values below
+    values = given.v.flatten(2)
+    combined = _combine(given, *_state_gradients(given, grad))
+    dc, dk = _query_gradients(given, grad, combined)
+    dv_mean = by_skip = None
     if given.mean_of_skip:
-        dv_mean = (d * dmu.view(-1, *amplify.shape)).flatten(1) / tokens
-        skip_mean = given.v.sum(1, dtype=torch.float32) / tokens  # (B, H, P)
-    of_tokens, dskip, dresidual = _token_gradients(
-        given, grad, (skip, given.k, given.mu, read, lift, dsums.to(read.dtype), dk, dq, dlift, dv_mean)
-    )
-
-    dkeep = dshift * given.mu
-    damplify = (da * centred).sum(1)  # of y - mu; that of -a mean is left, where mean is not mu alone
-    if given.normalized:
-        damplify = damplify + given.mu * torch.where(short, (da * given.k[:, :, None]).sum(1) - dshift, 0.0)
-    else:
-        damplify = damplify - dkeep
-    dkeep, damplify = (x.sum(0).view_as(amplify) for x in (dkeep, damplify))
-    dd = dskip
-    if skip_mean is not None:
-        by_skip = (dshift.view_as(skip_mean) * skip_mean).sum(0) * d  # (H, P)
-        dkeep, damplify = dkeep + by_skip, damplify - by_skip + dskip * d
-        dd = dskip * amplify + (dmu.view_as(skip_mean) * skip_mean).sum(0)
-    found = (
-        dresidual,
-        (damplify * given.one_plus(gates.t)).sum(1),
-        dkeep.sum(0),
-        (damplify * given.one_plus(omega)).sum(0),
-    )
-    of_gates = [x.to(gate.dtype) for x, gate in zip(found, gates, strict=True) if gate is not None]
-    return [*of_tokens, dd.sum(1).to(given.d.dtype), *of_gates]
+        dv_mean, by_skip = _through_the_mean(given, grad, values, combined)
+    of_tokens, parts = _token_gradients(given, grad, values, combined, dk, dv_mean)
+    dd, of_gates = _parameter_gradients(given, combined, parts)
+    dv, db, drho = of_tokens
+    return [dv, db, dc, drho, dd if by_skip is None else by_skip, *of_gates]
 
 
-def _rows_at_floor(given: Problem) -> Tensor:
-    """Whether an image has some (B,): then q^T k, the sum of Q_i k / row_i, is less than the number of tokens."""
-    if not given.normalized:
-        return torch.zeros(given.sizes.batch, dtype=torch.bool, device=given.v.device)
-    return (given.q * given.k).sum(1) < (1 - 1e-5) * given.sizes.tokens
+def _tiling(name: str, rows: int, given: Problem) -> Tiling:
+    """For a kernel whose programs take a block of tokens in each of `rows` (images, columns)."""
+    if name in FORCED:
+        return FORCED[name]
+    tiling, large = TILINGS[name], _is_large(given.sizes)
+    if large:
+        tiling = tiling._replace(warps=8, stages=2)
+    if given.product != "bf16":  # float32 blocks are twice as large
+        tiling = tiling._replace(tokens=16 if large else 32, warps=8, stages=2)
+    block = tiling.tokens
+    while block > 16 and rows * triton.cdiv(given.sizes.tokens, block) < 0.9 * multiprocessors(given.v.device):
+        block //= 2
+    return tiling._replace(tokens=block)
 
 
-def _state_gradients(given: Problem, grad: Tensor, read: Tensor, lift: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """dA (B, N, H*P), dshift (B, H*P) and dk (B, N) before M dq."""
-    sizes, c = given.sizes, given.c
-    batch, tokens, heads, _, state = sizes
-    tiling = choose("state_gradients", batch * heads, tokens, grad.device)
-    chunk, splits = split(tokens, batch * heads, tiling, grad.device)
-    da = torch.empty(batch, splits, state, sizes.inner, dtype=torch.float32, device=grad.device)
-    dshift = da.new_empty(batch, splits, sizes.inner)
-    dk = da.new_empty(batch, splits, heads, state) if given.normalized else da.new_zeros(batch, 1, 1, state)
-    kernels.state_gradients[(heads, splits, batch)](
-        grad, c, given.k, read, lift, da, dshift, dk, tokens, chunk, given.floor, *grad.stride(), *c.stride(),
-        **sizes.fixed, TOKENS=tiling.tokens, NORMALIZED=given.normalized, PRODUCT=given.product,
-        **launch(tiling, grad.device),
-    )  # fmt: skip
-    return da.sum(1), dshift.sum(1), dk.sum((1, 2))
+def _is_large(sizes: Sizes) -> bool:
+    """Whether a head's state takes more of registers and shared memory than that of most networks."""
+    return max(sizes.state, sizes.width) > 64
 
 
-def _moments(given: Problem) -> Tensor:
-    """M (B, N, N)."""
+def _columns(name: str, given: Problem) -> int:
+    widest = min(_WIDEST[name], 64) if _is_large(given.sizes) else _WIDEST[name]
+    return min(widest if given.product == "bf16" else 32, padded(given.sizes.inner))
+
+
+def _chunks(rows: int, tiling: Tiling, given: Problem) -> tuple[int, int]:
+    """Tokens per program and programs along the tokens: all programs together are no more than run at once."""
+    wanted = max(1, min(_MOST_CHUNKS, tiling.waves * multiprocessors(given.v.device) // rows))
+    chunk = triton.cdiv(triton.cdiv(given.sizes.tokens, tiling.tokens), wanted) * tiling.tokens
+    return chunk, triton.cdiv(given.sizes.tokens, chunk)
+
+
+def _state_gradients(given: Problem, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """dA (B, splits, N, H*P) and dshift (B, splits, H*P)."""
     batch, tokens, _, _, state = given.sizes
-    tiling = choose("query_moments", batch, tokens, given.c.device)
-    chunk, splits = split(tokens, batch, tiling, given.c.device)
-    parts = given.k.new_empty(batch, splits, state, state)
-    kernels.query_moments[(splits, batch)](
-        given.c, given.k, parts, tokens, chunk, given.floor, *given.c.stride(),
-        N=state, NP=padded(state), TOKENS=tiling.tokens, PRODUCT=given.product, **launch(tiling, given.c.device),
+    inner, columns = given.sizes.inner, _columns("state_gradients", given)
+    rows = batch * triton.cdiv(inner, columns)
+    tiling = _tiling("state_gradients", rows, given)
+    chunk, splits = _chunks(rows, tiling, given)
+    da = torch.empty(batch, splits, state, inner, dtype=torch.float32, device=grad.device)
+    dshift = da.new_empty(batch, splits, inner)
+    kernels.state_gradients[(triton.cdiv(inner, columns), splits, batch)](
+        grad, given.c, given.k, da, dshift, tokens, chunk, given.floor, *grad.stride(), *given.c.stride(),
+        N=state, NP=padded(state), WIDTH=inner, COLUMNS=columns, TOKENS=tiling.tokens, NORMALIZED=given.normalized,
+        PRODUCT=given.product, **launch(tiling, grad.device),
     )  # fmt: skip
-    return parts.sum(1)
+    return da, dshift
+
+
+def _combine(given: Problem, da: Tensor, dshift: Tensor) -> Combined:
+    batch, tokens, heads, width, state = given.sizes
+    inner, gates = given.sizes.inner, given.gates
+    parts = triton.cdiv(inner, _COMBINED)
+    empty = functools.partial(torch.empty, dtype=torch.float32, device=da.device)
+    kind = state_dtype(given.product)
+    found = Combined(
+        empty(batch, state, inner, dtype=kind), empty(batch, state, inner, dtype=kind), empty(batch, inner),
+        empty(inner), empty(batch, parts, state), empty(batch, parts), empty(batch, parts, state),
+        empty(batch, inner), empty(batch, inner), empty(batch, inner),
+    )  # fmt: skip
+    sums.combine[(parts, batch)](
+        da, dshift, given.kv, given.k, given.q, given.mu, given.d, gates.omega, gates.s, gates.t,
+        found.state, found.lift, found.skip, found.dsums, found.dq, found.dlift, found.dmean, found.dshift,
+        found.dkeep, found.damplify, tokens, da.shape[1],
+        N=state, H=heads, P=width, NP=padded(state), COLUMNS=_COMBINED, NORMALIZED=given.normalized,
+        AMPLIFIED=given.mean_of_skip, PRODUCT=given.product, num_warps=4, **early(da.device),
+    )  # fmt: skip
+    return found
+
+
+def _query_gradients(given: Problem, grad: Tensor, combined: Combined) -> tuple[Tensor, Tensor]:
+    """That of c (B, L, N), and dk (B, parts, N)."""
+    batch, tokens, _, _, state = given.sizes
+    c = given.c
+    tiling = _tiling("query_gradients", batch, given)
+    tiles = triton.cdiv(tokens, tiling.tokens)
+    dc = torch.empty_like(c, memory_format=torch.contiguous_format)
+    dk = torch.empty(batch, tiles, state, dtype=torch.float32, device=grad.device)
+    kernels.query_gradients[(tiles, batch)](
+        grad, c, given.k, combined.state, combined.lift, combined.dq, combined.dlift, dc, dk, tokens, given.floor,
+        *grad.stride(), *c.stride(),
+        N=state, NP=padded(state), PARTS_OF_Q=combined.parts, WIDTH=given.sizes.inner,
+        COLUMNS=_columns("query_gradients", given), TOKENS=tiling.tokens, NORMALIZED=given.normalized,
+        PRODUCT=given.product, **launch(tiling, grad.device),
+    )  # fmt: skip
+    if tiles > _MOST_PARTS and given.normalized:
+        dk = dk.sum(1, keepdim=True)
+    return dc, dk
 
 
 def _token_gradients(
-    given: Problem, grad: Tensor, shared: tuple[Tensor | None, ...]
-) -> tuple[list[Tensor], Tensor, Tensor]:
-    """Those of v, b, c and rho, and the sums over all tokens of the skip's (H, P) and the residual gate's (H,)."""
-    batch, tokens, heads, width, _ = given.sizes
-    tiling = choose("token_gradients", batch, tokens, grad.device)
-    if given.product != "bf16":  # float32 blocks are twice as large
-        tiling = tiling._replace(tokens=min(tiling.tokens, 32))
+    given: Problem, grad: Tensor, values: Tensor, combined: Combined, dk: Tensor, dv_mean: Tensor | None
+) -> tuple[list[Tensor], tuple[Tensor, Tensor]]:
+    """Those of v, b and rho; and of d and the residual gate (H, B*tiles), in parts."""
+    batch, tokens, heads, _, _ = given.sizes
+    tiling = _tiling("token_gradients", batch * (1 + heads), given)
     tiles = triton.cdiv(tokens, tiling.tokens)
-    inputs = (grad, given.v, given.b, given.c, given.rho)
-    results = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs[1:]]
-    dskip = torch.empty(batch, tiles, heads, width, dtype=torch.float32, device=grad.device)
-    dresidual = dskip.new_empty(batch, tiles, heads)
-    kernels.token_gradients[(tiles, batch)](
-        *inputs, given.gates.residual, *shared, *results, dskip, dresidual, tokens, given.floor,
-        *(stride for x in inputs for stride in x.stride()),
-        **given.sizes.fixed, H=heads, TOKENS=tiling.tokens, NORMALIZED=given.normalized, PRODUCT=given.product,
-        **launch(tiling, grad.device),
+    results = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (given.v, given.b, given.rho)]
+    dskip = torch.empty(heads, batch * tiles, dtype=torch.float32, device=grad.device)
+    dresidual = torch.empty_like(dskip)
+    kernels.token_gradients[((1 + heads) * tiles, batch)](
+        grad, values, given.b, given.rho, given.gates.residual, combined.skip, combined.dsums, dk, combined.dmean,
+        dv_mean, *results, dskip, dresidual, tokens, dk.shape[1],
+        *(stride for x in (grad, values, given.b, given.rho) for stride in x.stride()),
+        **given.sizes.fixed, H=heads, PARTS_OF_Q=combined.parts, TOKENS=tiling.tokens, NORMALIZED=given.normalized,
+        PRODUCT=given.product, **launch(tiling, grad.device),
     )  # fmt: skip
-    return results, dskip.sum((0, 1)), dresidual.sum((0, 1))
+    return results, (dskip, dresidual)
+
+
+def _parameter_gradients(
+    given: Problem, combined: Combined, parts: tuple[Tensor, Tensor]
+) -> tuple[Tensor, list[Tensor]]:
+    """That of d, without what reaches it through the mean; and of the gates."""
+    batch, _, heads, width, _ = given.sizes
+    gates = given.gates
+    dd = torch.empty_like(given.d)
+    found = [None if gate is None else torch.empty_like(gate) for gate in gates]
+    sums.parameter_gradients[(3 * heads + triton.cdiv(width, _SUMMED["COLUMNS"]),)](
+        *parts, combined.dkeep, combined.damplify, gates.omega, gates.t, dd, *found, batch, parts[0].shape[1],
+        H=heads, P=width, PP=padded(width), **_SUMMED, num_warps=4, **early(dd.device),
+    )  # fmt: skip
+    return dd, [x for x in found if x is not None]
+
+
+def _through_the_mean(given: Problem, grad: Tensor, values: Tensor, combined: Combined) -> tuple[Tensor, Tensor]:
+    """Where the mean is that of the tokens with their skip: what each token's value gets from it (B, H*P), and the
+    gradient of d. That of the gates' factors is put right, too."""
+    heads, width, gates = given.sizes.heads, given.sizes.width, given.gates
+    omega = None if gates.omega is None else gates.omega[:, None]
+    amplify = (given.one_plus(gates.t) * given.one_plus(omega)).flatten()
+    d = given.d.float().repeat_interleave(width)
+    dmu = (given.one_plus(gates.s).flatten() - amplify) * combined.dshift
+    mean = values.mean(1, dtype=torch.float32)  # (B, H*P)
+    dskip = (grad.float() * values.float()).sum((0, 1))
+    by_skip = combined.dshift * mean * d
+    combined.dkeep.add_(by_skip)
+    combined.damplify.sub_(by_skip)
+    combined.damplify[0].add_(dskip * d)
+    dd = (dskip * amplify + (dmu * mean).sum(0)).view(heads, width).sum(1)
+    return d * dmu / given.sizes.tokens, dd.to(given.d.dtype)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -39,20 +40,35 @@ def add_tiles_for(pixels: int, channels: int) -> AddTiles:
 
 
 @triton.jit
-def _normalised(x, columns, gain, shift, eps, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
-    """LayerNorm of the rows of x, whose columns beyond WIDTH are zero."""
+def standardised(x, columns, eps, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
+    """The rows of x, whose columns beyond WIDTH are zero, with mean zero and variance one; and each one's scale."""
     centred = x - tl.sum(x, 1)[:, None] / WIDTH
     if COLUMNS > WIDTH:
         centred = tl.where(columns[None, :] < WIDTH, centred, 0.0)
     scale = tl.rsqrt(tl.sum(centred * centred, 1) / WIDTH + eps)
-    return centred * scale[:, None] * gain[None, :] + shift[None, :]
+    return centred * scale[:, None], scale
+
+
+@triton.jit
+def _normalised(x, columns, gain, shift, eps, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
+    """LayerNorm of the rows of x, whose columns beyond WIDTH are zero."""
+    standard, _ = standardised(x, columns, eps, WIDTH, COLUMNS)
+    return standard * gain[None, :] + shift[None, :]
+
+
+@triton.jit
+def places_of(first, rows, columns, distance, ALIGN: tl.constexpr):
+    """Where a block lies in a tensor that was given as `Rows`."""
+    distance *= ALIGN
+    return first * distance + rows[:, None] * distance + columns[None, :]
 
 
 @triton.jit
 def _norm_kernel(
-    x, weight, bias, out, count, eps,
-    WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr,
+    x, gate, weight, bias, out, count, eps, gate_row,
+    ALIGN: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    """LayerNorm of some rows; times the gate, whose rows are gate_row * ALIGN apart, where there is one."""
     after_the_kernel_before(EARLY)
     first = tl.program_id(0).to(tl.int64) * ROWS
     rows, columns = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
@@ -61,20 +77,50 @@ def _norm_kernel(
     row = tl.load(x + first * WIDTH + places, mask=inside, other=0.0).to(tl.float32)
     gain = tl.load(weight + columns, mask=columns < WIDTH, other=0.0).to(tl.float32)
     shift = tl.load(bias + columns, mask=columns < WIDTH, other=0.0).to(tl.float32)
-    tl.store(out + first * WIDTH + places, _normalised(row, columns, gain, shift, eps, WIDTH, COLUMNS), mask=inside)
+    normed = _normalised(row, columns, gain, shift, eps, WIDTH, COLUMNS)
+    if gate is not None:
+        by = tl.load(gate + places_of(first, rows, columns, gate_row, ALIGN), mask=inside, other=0.0)
+        normed = normed.to(out.dtype.element_ty).to(tl.float32) * by.to(tl.float32)  # rounded as two operations would
+    tl.store(out + first * WIDTH + places, normed.to(out.dtype.element_ty), mask=inside)
 
 
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, tiles: NormTiles | None = None) -> Tensor:
+class Rows(NamedTuple):
+    """A tensor (..., C) as rows whose distance in memory is given with the power of two (16 at most) that divides it:
+    multiplied by that in a kernel, the compiler knows how wide it may load."""
+
+    tensor: Tensor  # (rows, C)
+    distance: int
+    align: int
+
+    @classmethod
+    def of(cls, x: Tensor) -> Rows:
+        """Of a tensor to be read; copied only where it has to be."""
+        rows = x.reshape(-1, x.shape[-1])
+        return cls.to(rows if rows.stride(1) == 1 else rows.contiguous())
+
+    @classmethod
+    def to(cls, x: Tensor) -> Rows:
+        """Of a tensor to be written, whose columns lie side by side and whose rows are evenly spaced."""
+        rows = x.view(-1, x.shape[-1])
+        align = math.gcd(16, rows.stride(0))
+        return cls(rows, rows.stride(0) // align, align)
+
+
+def layer_norm(
+    x: Tensor, weight: Tensor, bias: Tensor, eps: float, tiles: NormTiles | None = None, gate: Tensor | None = None
+) -> Tensor:
+    """Of x (..., C); times the gate (..., C), in whose precision the result is then."""
     x = x.contiguous()
-    out = torch.empty_like(x)
+    by, distance, align = (None, 1, 1) if gate is None else Rows.of(gate)
+    out = torch.empty(x.shape, dtype=x.dtype if gate is None else gate.dtype, device=x.device)
     width = x.shape[-1]
     count = x.numel() // width
     columns = triton.next_power_of_2(width)
     tiles = tiles or norm_tiles_for(x.numel())
     rows = max(1, tiles.elements // columns)
     _norm_kernel[(triton.cdiv(count, rows),)](
-        x, weight, bias, out, count, eps, WIDTH=width, ROWS=rows, COLUMNS=columns, num_warps=tiles.warps,
-        **early(x.device),
+        x, by, weight, bias, out, count, eps, distance, ALIGN=align, WIDTH=width, ROWS=rows, COLUMNS=columns,
+        num_warps=tiles.warps, **early(x.device),
     )  # fmt: skip
     return out
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -22,7 +21,7 @@ def between(index, scale, size):
 @triton.jit
 def _resize_add_kernel(
     finer, coarser, out, pixels, fine_h, fine_w, coarse_h, coarse_w, channels, scale_y, scale_x,
-    PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
+    ADD: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
@@ -40,21 +39,32 @@ def _resize_add_kernel(
     above = a.to(tl.float32) * (1 - along) + b.to(tl.float32) * along
     below = c.to(tl.float32) * (1 - along) + d.to(tl.float32) * along
     places = pixel[:, None].to(tl.int64) * channels + channel[None, :]
-    own = tl.load(finer + places, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + places, own + above * (1 - down) + below * down, mask=inside)
+    result = above * (1 - down) + below * down
+    if ADD:
+        result += tl.load(finer + places, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + places, result, mask=inside)
 
 
 def resize_add(finer: Tensor, coarser: Tensor) -> Tensor:
-    finer, coarser = finer.contiguous(), coarser.contiguous()
-    batch, height, width, channels = finer.shape
-    coarse_h, coarse_w = coarser.shape[1:3]
-    out = torch.empty_like(finer)
+    return _resize(coarser, (finer.shape[1], finer.shape[2]), finer.contiguous())
+
+
+def resize(x: Tensor, size: tuple[int, int]) -> Tensor:
+    """x (B, h, w, C) resized to (B, *size, C)."""
+    return _resize(x, size, None)
+
+
+def _resize(coarser: Tensor, size: tuple[int, int], finer: Tensor | None) -> Tensor:
+    coarser = coarser.contiguous()
+    batch, coarse_h, coarse_w, channels = coarser.shape
+    height, width = size
+    out = coarser.new_empty(batch, height, width, channels)
     block = min(128, triton.next_power_of_2(channels))
     pixels = max(1, 2048 // block)
     count = batch * height * width
     _resize_add_kernel[(triton.cdiv(count, pixels), triton.cdiv(channels, block))](
-        finer, coarser, out, count, height, width, coarse_h, coarse_w, channels, coarse_h / height, coarse_w / width,
-        PIXELS=pixels, CHANNELS=block, num_warps=4,
+        out if finer is None else finer, coarser, out, count, height, width, coarse_h, coarse_w, channels,
+        coarse_h / height, coarse_w / width, ADD=finer is not None, PIXELS=pixels, CHANNELS=block, num_warps=4,
     )  # fmt: skip
     return out
 

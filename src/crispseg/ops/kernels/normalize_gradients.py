@@ -1,0 +1,141 @@
+"""LayerNorm's gradients in two Triton kernels, with those of a product that follows it.
+
+With h = (x - mean) s, s = 1 / sqrt(variance + eps), and g the gradient of n = weight h + bias (that of n * gate, times
+the gate), per row:
+
+    dx = s (g weight - mean(g weight) - h mean(g weight h))    dweight = sum g h    dbias = sum g    dgate = g_out n
+
+Statistics are made again from x. Every program leaves its part of dweight and dbias; a second kernel adds the parts in
+a fixed order. Sums are float32.
+"""
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from crispseg.ops.kernels.early import after_the_kernel_before, early
+from crispseg.ops.kernels.ncssd import sum_parts
+from crispseg.ops.kernels.ncssd_launch import multiprocessors
+from crispseg.ops.kernels.normalize import Rows, places_of, standardised
+
+_ADDED = 32  # columns that a program adds up
+
+
+class Tiles(NamedTuple):
+    """How rows are spread: elements of a program at a time, in whole rows; its warps; programs per multiprocessor at
+    most; and blocks of rows that a program has at least, as every program leaves a part to be added."""
+
+    elements: int
+    warps: int
+    waves: int
+    least: int = 4
+
+
+def tiles_for(width: int) -> Tiles:
+    return Tiles(1024, 4, 6) if width <= 2048 else Tiles(4096, 8, 3)
+
+
+@triton.jit
+def _gradients(
+    gradient, x, gate, added, weight, bias, dx, dgate, parts, count, blocks, eps, gate_row, dgate_row,
+    ALIGN: tl.constexpr, DALIGN: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
+    """dx (plus `added`), dgate, and this program's part of dweight and dbias."""
+    after_the_kernel_before(EARLY)
+    programs = tl.num_programs(0)
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    rows, columns = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    used = columns < WIDTH
+    gain = tl.load(weight + columns, mask=used, other=0.0).to(tl.float32)[None, :]
+    shift = tl.load(bias + columns, mask=used, other=0.0).to(tl.float32)[None, :]
+    places = rows[:, None] * WIDTH + columns[None, :]
+    dgain = tl.zeros((ROWS, COLUMNS), tl.float32)
+    dshift = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for _ in range(tl.program_id(0), blocks, programs):
+        inside = (rows < count - first)[:, None] & used[None, :]
+        here = first * WIDTH
+        raw = tl.load(x + here + places, mask=inside, other=0.0)
+        g = tl.load(gradient + here + places, mask=inside, other=0.0).to(tl.float32)
+        if added is not None:
+            more = tl.load(added + here + places, mask=inside, other=0.0)
+        if gate is not None:
+            by = tl.load(gate + places_of(first, rows, columns, gate_row, ALIGN), mask=inside, other=0.0)
+        standard, scale = standardised(raw.to(tl.float32), columns, eps, WIDTH, COLUMNS)
+        if gate is not None:
+            of_gate = g * (standard * gain + shift)
+            place = places_of(first, rows, columns, dgate_row, DALIGN)
+            tl.store(dgate + place, of_gate.to(dgate.dtype.element_ty), mask=inside)
+            g *= by.to(tl.float32)
+        dgain += g * standard
+        dshift += g
+        g *= gain
+        along = tl.sum(g * standard, 1) / WIDTH
+        d = (g - (tl.sum(g, 1) / WIDTH)[:, None] - standard * along[:, None]) * scale[:, None]
+        if added is not None:
+            d += more.to(tl.float32)
+        tl.store(dx + here + places, d.to(dx.dtype.element_ty), mask=inside)
+        first += programs * ROWS
+    parts += tl.program_id(0) * 2 * WIDTH + columns
+    tl.store(parts, tl.sum(dgain, 0), mask=used)
+    tl.store(parts + WIDTH, tl.sum(dshift, 0), mask=used)
+
+
+@triton.jit
+def _add_pairs(parts, first, second, count, width, COLUMNS: tl.constexpr, EARLY: tl.constexpr):
+    after_the_kernel_before(EARLY)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    total = sum_parts(parts, count, column, 2 * width)
+    tl.store(first + column, total.to(first.dtype.element_ty), mask=column < width)
+    total = total.to(second.dtype.element_ty)
+    tl.store(second + column - width, total, mask=(column >= width) & (column < 2 * width))
+
+
+def add_pairs(parts: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """The sums over parts (count, 2, width) of either half, each like the parameter (width,) that it belongs to."""
+    sums = torch.empty_like(first), torch.empty_like(second)
+    count, _, width = parts.shape
+    _add_pairs[(triton.cdiv(2 * width, _ADDED),)](
+        parts, *sums, count, width, COLUMNS=_ADDED, num_warps=4, **early(parts.device)
+    )
+    return sums
+
+
+def gradients(
+    gradient: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    *,
+    gate: tuple[Tensor, Tensor] | None = None,
+    added: Tensor | None = None,
+    tiles: Tiles | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of LayerNorm(x) (* gate) for x (..., C), weight and bias, given the result's gradient. `gate` is the gate and
+    where its gradient goes; `added` is what x's gradient is added to."""
+    x, gradient = x.contiguous(), gradient.contiguous()
+    added = None if added is None else added.contiguous()
+    width = x.shape[-1]
+    columns = triton.next_power_of_2(width)
+    tiles = tiles or tiles_for(width)
+    rows = max(1, tiles.elements // columns)
+    count = x.numel() // width
+    blocks = triton.cdiv(count, rows)
+    programs = max(1, min(blocks // tiles.least, tiles.waves * multiprocessors(x.device)))
+    dx = torch.empty_like(x)
+    parts = torch.empty((programs, 2, width), dtype=torch.float32, device=x.device)
+    by, result = (None, None) if gate is None else (Rows.of(gate[0]), Rows.to(gate[1]))
+    _gradients[(programs,)](
+        gradient, x, by and by.tensor, added, weight, bias, dx, result and result.tensor, parts, count, blocks, eps,
+        by.distance if by else 1, result.distance if result else 1, ALIGN=by.align if by else 1,
+        DALIGN=result.align if result else 1, WIDTH=width, ROWS=rows, COLUMNS=columns, num_warps=tiles.warps,
+        **early(x.device),
+    )  # fmt: skip
+    return dx, *add_pairs(parts, weight, bias)

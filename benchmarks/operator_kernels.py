@@ -6,7 +6,8 @@
 `ncssd` forward, and forward with backward; `gated_mixer` (softplus to gate) forward. bfloat16 tokens. The contenders
 take turns, and each is the median of its runs by device events; at batch 1 they are replayed from CUDA graphs. No time
 without a passing check against the float64 reference. GB/s counts each tensor once per pass. --sweep times every kernel
-with a few other tilings and prints the best; put a better one into TILINGS in src/crispseg/ops/kernels/ncssd_launch.py.
+with a few other tilings and prints the best; put a better one into TILINGS in src/crispseg/ops/kernels: those of
+gradients are in ncssd_backward.py, the others in ncssd_launch.py.
 """
 
 from __future__ import annotations
@@ -46,6 +47,10 @@ SWEPT = {
     "state_gradients": (
         "forward+backward",
         [(32, 4, 2, 3), (32, 8, 2, 2), (64, 8, 2, 2), (64, 8, 3, 2), (16, 4, 3, 4), (32, 4, 3, 4)],
+    ),
+    "query_gradients": (
+        "forward+backward",
+        [(64, 4, 2, 1), (64, 8, 3, 1), (32, 4, 3, 1), (32, 4, 4, 1), (128, 8, 2, 1)],
     ),
     "token_gradients": (
         "forward+backward",

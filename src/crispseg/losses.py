@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from crispseg.models.base import Output
+from crispseg.ops.cross_entropy import summed_cross_entropy
+from crispseg.ops.prototypes import prototype_terms, takes
 
 IGNORE = 255
 
@@ -37,14 +39,15 @@ def cross_entropy(
     mean_over: Literal["valid", "all"] = "valid",
 ) -> Tensor:
     """Label-smoothed cross-entropy of (B, C, H, W) logits; ignored pixels give nothing."""
+    if weight is None:
+        total, valid = summed_cross_entropy(logits, target, IGNORE, smoothing)
+        return total / (target.numel() if mean_over == "all" else valid.clamp(min=1))
     total = functional.cross_entropy(
         logits.float(), target, weight=weight, ignore_index=IGNORE, label_smoothing=smoothing, reduction="sum"
     )
     if mean_over == "all":
         return total / target.numel()
-    valid = target != IGNORE
-    count = valid.sum() if weight is None else weight[target[valid]].sum()
-    return total / count.clamp(min=torch.finfo(torch.float32).tiny if weight is not None else 1)
+    return total / weight[target[target != IGNORE]].sum().clamp(min=torch.finfo(torch.float32).tiny)
 
 
 def dice_loss(logits: Tensor, target: Tensor, smooth: float = 0.05, eps: float = 1e-7) -> Tensor:
@@ -79,6 +82,12 @@ def margin_loss(prototypes: Tensor, delta: float) -> Tensor:
     return (functional.relu(gram - (1 - delta)) * off_diagonal).sum((-1, -2)).mean()
 
 
+def _prototype_terms(prototypes: Tensor, config: LossConfig) -> tuple[Tensor, Tensor]:
+    if takes(prototypes):
+        return prototype_terms(prototypes, config.delta)
+    return orthogonality_loss(prototypes), margin_loss(prototypes, config.delta)
+
+
 def segmentation_loss(output: Output, target: Tensor, config: LossConfig) -> dict[str, Tensor]:
     """The terms that apply to this output and, under "total", their weighted sum."""
     weight = None
@@ -93,10 +102,12 @@ def segmentation_loss(output: Output, target: Tensor, config: LossConfig) -> dic
         losses = [cross_entropy(x, target, config.smoothing, weight, config.mean_over) for x in output.aux]
         terms["aux"] = torch.stack(losses).sum()
         total = total + config.auxiliary * terms["aux"]
-    if output.prototypes is not None and config.orth:
-        terms["orth"] = orthogonality_loss(output.prototypes)
-        total = total + config.orth * terms["orth"]
-    if output.prototypes is not None and config.margin:
-        terms["margin"] = margin_loss(output.prototypes, config.delta)
-        total = total + config.margin * terms["margin"]
+    if output.prototypes is not None and (config.orth or config.margin):
+        orth, margin = _prototype_terms(output.prototypes, config)
+        if config.orth:
+            terms["orth"] = orth
+            total = total + config.orth * orth
+        if config.margin:
+            terms["margin"] = margin
+            total = total + config.margin * margin
     return {**terms, "total": total}

@@ -1,7 +1,5 @@
-"""The head's kernels through Triton's interpreter, against the formulas in float64.
-
-Run by tests/ops/test_attend.py in a process of its own, since the interpreter is chosen when Triton is imported.
-"""
+"""The head's kernels through Triton's interpreter, against the formulas in float64; run by
+`tests/ops/test_interpreted.py`."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The block's kernels through Triton's interpreter; `test_block.py` runs this file in a process of its own."""
+"""The block's kernels through Triton's interpreter; run by `test_interpreted.py`."""
 
 import pytest
 import torch

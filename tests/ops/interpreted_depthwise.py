@@ -1,4 +1,4 @@
-"""The depthwise kernels through Triton's interpreter; `test_depthwise.py` runs this file in a process of its own."""
+"""The depthwise kernels through Triton's interpreter; run by `test_interpreted.py`."""
 
 import pytest
 import torch
@@ -6,7 +6,15 @@ import torch
 from crispseg.ops.depthwise import _depthwise3x3, _depthwise3x3_norm, packed
 from crispseg.ops.kernels import depthwise_launch as launch
 from tests.conftest import relative_error
-from tests.ops.test_depthwise import BOUNDS, check, make_map, make_weights, normalised, shifted_products
+from tests.ops.test_depthwise import (
+    BOUNDS,
+    check,
+    check_written_gradient,
+    make_map,
+    make_weights,
+    normalised,
+    shifted_products,
+)
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SHAPES = {"plain": (False, 1), "residual": (True, 1), "halved": (False, 2)}
@@ -61,6 +69,18 @@ def test_every_cut_gives_the_same(stride):
         assert relative_error(launch.forward(x, weight, bias, *options), truth) < 1e-5
         for found, e in zip(launch.backward(gradient, x, weight, bias, *options), expected, strict=True):
             assert relative_error(found, e) < 1e-5
+
+
+@pytest.mark.parametrize("activation", ["none", "silu"])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=list(SHAPES))
+@pytest.mark.parametrize("margin", [1, 8])
+def test_gradient_into_a_wider_map(activation, shape, margin):
+    check_written_gradient((7, 9, 16), margin, activation, *shape)
+
+
+def test_taps_in_any_order():
+    weight, bias = make_weights(8)
+    check(_depthwise3x3, make_map((3, 5, 8), batch=1), weight.transpose(2, 3), bias, activation="silu")
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -1,4 +1,4 @@
-"""The gated mixer's Triton kernels through the interpreter; run by `test_triton.py` in a process of its own."""
+"""The gated mixer's kernels through Triton's interpreter; run by `test_interpreted.py`."""
 
 import pytest
 import torch

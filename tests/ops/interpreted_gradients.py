@@ -1,5 +1,4 @@
-"""LayerNorm and the gated mixer with gradients through Triton's interpreter; `test_gradients.py` runs this file in a
-process of its own."""
+"""LayerNorm and the gated mixer with gradients through Triton's interpreter; run by `test_interpreted.py`."""
 
 import pytest
 import torch
@@ -38,14 +37,16 @@ def test_norm_of_a_transposed_map():
 
 
 @pytest.mark.parametrize("margin", [0, 3, 8])
-def test_every_cut_of_the_norms_gradients_gives_the_same(margin):
+def test_every_cut_of_the_norms_gradients_gives_the_same(margin, monkeypatch):
+    monkeypatch.setattr(normalize_gradients, "_MOST_ADDED", 4)
     x, weight, bias, gradient = torch.randn(23, 40), torch.randn(40), torch.randn(40), torch.randn(23, 40)
     gate, added = torch.randn(23, 40 + 2 * margin)[:, margin : margin + 40], torch.randn(23, 40)
     leaves = [t.double().requires_grad_() for t in (x, weight, bias, gate)]
     truth = layer_norm_of(*leaves[:3], 1e-5) * leaves[3]
     expected = list(torch.autograd.grad(truth, leaves, gradient.double()))
     expected[0] = expected[0] + added.double()
-    for tiles in (normalize_gradients.Tiles(64, 4, 1, 1), normalize_gradients.Tiles(512, 4, 2, 2)):
+    cuts = (64, 4, 1, 1), (512, 4, 2, 2), (64, 4, 8, 1, 1)
+    for tiles in (normalize_gradients.Tiles(*cut) for cut in cuts):
         of_gate = torch.zeros(23, 42)
         found = normalize_gradients.gradients(
             gradient, x, weight, bias, 1e-5, gate=(gate, of_gate[:, :40]), added=added, tiles=tiles

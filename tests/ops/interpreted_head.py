@@ -1,26 +1,26 @@
-"""The head's kernels with gradients, through Triton's interpreter; `test_cross_attention.py` runs this file in a
-process of its own."""
+"""The head's kernels with gradients through Triton's interpreter; run by `test_interpreted.py`."""
 
 import pytest
 import torch
 
 from crispseg.models import omp
 from crispseg.models.omp import OMPConfig, OMPHead
-from crispseg.ops import cosines, cross_attention, resizing
+from crispseg.ops import cosines, cross_attention, residual_attention, resizing
+from crispseg.ops.copies import copies
 from tests.conftest import relative_error
 from tests.ops.test_cosines import best_of
-from tests.ops.test_cross_attention import head_by_head
+from tests.ops.test_cross_attention import head_by_head, make_residual, residual_formula
 from tests.ops.test_maps import resized
 
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 
 
-def agree(function, formula, tensors):
+def agree(function, formula, tensors, roundings=1):
     """Results and gradients, in the tensors' precision and in float64."""
     exact = [x.detach().double().requires_grad_() for x in tensors]
     given = [x.detach().requires_grad_() for x in tensors]
     found, truth = function(*given), formula(*exact)
-    bound = BOUNDS[tensors[0].dtype]
+    bound = roundings * BOUNDS[tensors[0].dtype]
     assert found.shape == truth.shape
     assert relative_error(found, truth) < bound
     g = torch.randn_like(truth)
@@ -67,6 +67,40 @@ ATTENTIONS = {
     "keys": lambda heads: lambda q, k, v: cross_attention._read_tokens(q, torch.cat([k, v], -1), heads),
     "queries": lambda heads: lambda q, k, v: cross_attention._read_pixels(q, torch.cat([k, v], -1), heads)[0],
 }
+
+
+def by_operator(heads):
+    def function(x, kv, *layers):
+        given = *layers, *copies(x.dtype, *layers[:4])
+        return residual_attention._residual_attention(x, kv, *given, 1e-5, heads)[0]
+
+    return function
+
+
+# pixels, tokens, heads, channels of a head, channels of a pixel
+@pytest.mark.parametrize("size", [(37, 6, 4, 8, 64), (1, 1, 1, 4, 8), (20, 3, 2, 8, 24), (70, 5, 2, 16, 33)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_residual_attention(size, dtype):
+    agree(by_operator(size[2]), residual_formula(size[2]), make_residual(*size, dtype), roundings=2)
+
+
+def test_residual_attention_is_registered_well():
+    tensors = [x.requires_grad_() for x in make_residual(5, 3, 2, 4, 16)]
+    torch.library.opcheck(
+        residual_attention._residual_attention, (*tensors, *copies(torch.float32, *tensors[2:6]), 1e-5, 2)
+    )
+    compiled = torch.compile(by_operator(2), fullgraph=True, backend="aot_eager")
+    agree(compiled, residual_formula(2), make_residual(5, 3, 2, 4, 16))
+
+
+def test_the_gradient_that_residual_attention_is_given_stays_as_it_is():
+    tensors = [x.requires_grad_() for x in make_residual(9, 3, 2, 4, 16)]
+    y = by_operator(2)(*tensors)
+    g = torch.randn_like(y)
+    before = g.clone()
+    first = torch.autograd.grad(y, tensors, g, retain_graph=True)
+    assert torch.equal(g, before)
+    assert all(map(torch.equal, first, torch.autograd.grad(y, tensors, g)))
 
 
 def best_cosines(x, prototypes):
@@ -144,6 +178,7 @@ def test_a_head_with_and_without_kernels(monkeypatch, neck):
 
     logits, gradients = step()
     monkeypatch.setattr(omp, "takes", lambda *args: True)
+    monkeypatch.setattr(residual_attention, "takes", lambda x, *args: x.is_contiguous())
     monkeypatch.setattr(cosines, "_use_kernels", lambda *args: True)
     monkeypatch.setattr(resizing, "_use_kernels", lambda *args: True)
     by_kernels = step()

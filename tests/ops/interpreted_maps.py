@@ -1,4 +1,4 @@
-"""The maps' kernels through Triton's interpreter; `test_maps.py` runs this file in a process of its own."""
+"""The maps' kernels through Triton's interpreter; run by `test_interpreted.py`."""
 
 import pytest
 import torch

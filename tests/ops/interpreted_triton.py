@@ -1,5 +1,4 @@
-"""The operator's Triton kernels through Triton's interpreter; `test_triton.py` runs this file in a process of its own,
-where TRITON_INTERPRET is set before Triton is imported."""
+"""The operator's kernels through Triton's interpreter; run by `test_interpreted.py`."""
 
 import pytest
 import torch
@@ -85,6 +84,34 @@ def test_many_columns_and_parts(rule, monkeypatch):
     """Heads that together are wider than a program takes, and more parts of dk than are added in passing."""
     monkeypatch.setattr(ncssd_backward, "_MOST_PARTS", 2)
     check(triton_path.ncssd, *small(length=70, heads=3, width=50, state=20, dtype=torch.float32), rule)
+
+
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+@pytest.mark.parametrize("rule", RULES[1:3], ids=str)
+def test_blocks_that_nothing_is_missing_from(rule, dtype):
+    """Tokens, states and heads that fill whole blocks are loaded without masks."""
+    check(triton_path.ncssd, *make_inputs(2, 64, 2, 16, 16, dtype), rule)
+
+
+def test_rows_at_the_floor_in_whole_blocks():
+    (v, b, c, rho, d), values = make_inputs(1, 64, 2, 16, 16, torch.float32)
+    c[:, 5::7] -= 40
+    check(triton_path.ncssd, [v, b, c, rho, d], values, Rule())
+
+
+@pytest.mark.parametrize("length", [17, 64])
+@pytest.mark.parametrize("state", [16, 5])
+def test_gradients_side_by_side(length, state):
+    (v, b, c, rho, d), values = small(length=length, batch=2, state=state, dtype=torch.float32)
+    gates = make_gates(values)
+    sums = triton_path._forward(v, b, c, rho, d, *gates, True, False)[1:]
+    problem = ncssd_backward.Problem(v, b, c, rho, d, gates, True, False, *sums)
+    grad = torch.randn(v.shape)
+    expected = ncssd_backward.gradients(problem, grad)
+    out = torch.full((2, length, 16 + 2 * state), torch.nan)
+    found = ncssd_backward.gradients(problem, grad, out)
+    assert all(torch.equal(f, e) for f, e in zip(found, expected, strict=True))
+    assert torch.equal(out, torch.cat([expected[0].flatten(2), *expected[1:3]], 2))
 
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float64], ids=str)

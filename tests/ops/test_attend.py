@@ -1,18 +1,10 @@
 """The formulas against loops written out; the kernels through Triton's interpreter."""
 
-import importlib.util
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
 from crispseg.ops.attend import pixels_attend_tokens, read_pixels
 from crispseg.ops.resizing import add_bias_, resize_add
-
-ROOT = Path(__file__).parents[2]
 
 
 def draw(*shape):
@@ -76,11 +68,3 @@ def test_add_bias(relu):
     assert add_bias_(given, bias, residual, relu) is given
     expected = x + bias + residual
     torch.testing.assert_close(given, expected.clamp(min=0) if relu else expected)
-
-
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
-def test_kernels_through_the_interpreter():
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/fused/interpreted.py"]
-    env = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

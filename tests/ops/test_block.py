@@ -1,13 +1,6 @@
 """The halves of a block against their definition in float64; their kernels through Triton's interpreter, in a process
 of their own. On a GPU they run in `test_block_gpu.py`."""
 
-import importlib.util
-import os
-import subprocess
-import sys
-from pathlib import Path
-
-import pytest
 import torch
 from torch.nn import functional
 
@@ -15,8 +8,6 @@ from crispseg.ops.block import MLP, Start, conv_norm_mlp, conv_norm_project
 from crispseg.ops.depthwise import packed
 from tests.conftest import relative_error
 from tests.ops.test_depthwise import make_map, make_weights, normalised, shifted_products
-
-ROOT = Path(__file__).parents[2]
 
 
 def make_start(channels, dtype=torch.float64, device="cpu"):
@@ -81,11 +72,3 @@ def test_formula_of_the_projection():
 
 def test_formula_of_the_mlp():
     check_mlp(conv_norm_mlp, make_map((3, 7, 6), torch.float64), make_start(6), make_mlp(6, 24), 1e-12)
-
-
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
-def test_kernels_through_the_interpreter():
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/ops/interpreted_block.py"]
-    env = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

@@ -1,12 +1,7 @@
-"""Depthwise 3x3 against nine shifted products in float64; its kernels through Triton's interpreter, in a process of
-their own, where TRITON_INTERPRET is set before Triton is imported. On a GPU they run in `test_depthwise_gpu.py`."""
+"""Depthwise 3x3 against nine shifted products in float64. The kernels' tests are in `interpreted_depthwise.py` and
+`test_depthwise_gpu.py`."""
 
-import importlib.util
 import itertools
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +12,6 @@ from crispseg.errors import UserError
 from crispseg.ops.depthwise import depthwise3x3, depthwise3x3_norm, packed
 from tests.conftest import relative_error
 
-HERE = Path(__file__).parent
 BOUNDS = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 ACTIVATIONS = {"none": lambda x: x, "silu": lambda x: x * torch.sigmoid(x), "relu": lambda x: x.clamp(min=0)}
 
@@ -69,6 +63,22 @@ def check(function, x, weight, bias, residual=False, activation="none", stride=1
         assert f.dtype == leaf.dtype
         assert f.shape == leaf.shape
         assert relative_error(f, e) < bound, name
+
+
+def check_written_gradient(size, margin, activation, residual, stride, dtype=torch.float32, device="cpu"):
+    """The kernels' gradient for x, written into a view of a wider map, which is left as it was beside it."""
+    from crispseg.ops.kernels import depthwise_launch
+
+    x, (weight, bias) = make_map(size, dtype, margin=margin, device=device), make_weights(size[2], device=device)
+    wide = x.double().requires_grad_()
+    truth = shifted_products(wide, weight.double(), bias.double(), residual, activation, stride)
+    gradient = torch.randn(truth.shape, device=device).to(dtype)
+    around = torch.full((*x.shape[:3], size[2] + 2 * margin), 7.0, dtype=dtype, device=device)
+    out = around[..., margin : margin + size[2]]
+    depthwise_launch.backward(gradient, x, weight, bias, residual, activation, stride, out=out)
+    assert relative_error(out, torch.autograd.grad(truth, wide, gradient.double())[0]) < BOUNDS[dtype]
+    assert bool((around[..., :margin] == 7).all())
+    assert bool((around[..., margin + size[2] :] == 7).all())
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -129,18 +139,3 @@ def test_mistakes():
         depthwise3x3(x, weight, bias, activation="sil")
     with pytest.raises(UserError, match="stride 1, or 2 without residual"):
         depthwise3x3(x, weight, bias, residual=True, stride=2)
-
-
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
-def test_through_the_interpreter():
-    options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, str(HERE / "interpreted_depthwise.py")],
-        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        cwd=HERE.parents[1],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout
-    assert "skipped" not in done.stdout

@@ -9,7 +9,16 @@ import crispseg
 from crispseg.losses import LossConfig, segmentation_loss
 from crispseg.ops.depthwise import depthwise3x3, depthwise3x3_norm, packed
 from tests.conftest import relative_error
-from tests.ops.test_depthwise import BOUNDS, check, make_map, make_weights, normalised, public, shifted_products
+from tests.ops.test_depthwise import (
+    BOUNDS,
+    check,
+    check_written_gradient,
+    make_map,
+    make_weights,
+    normalised,
+    public,
+    shifted_products,
+)
 
 pytestmark = [
     pytest.mark.gpu,
@@ -54,6 +63,14 @@ def test_result_and_gradients(dtype, scale, size, shape):
 @pytest.mark.parametrize("stride", [1, 2])
 def test_views_into_wider_maps(margin, dtype, stride):
     check(public, *on_gpu((20, 19, 128), dtype, margin=margin), activation="silu", stride=stride)
+
+
+@pytest.mark.parametrize("margin", [1, 4, 8, 64])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("size", [(128, 128, 256), (20, 19, 128), (33, 1, 48)], ids=str)
+def test_gradients_into_wider_maps(margin, dtype, stride, size):
+    check_written_gradient(size, margin, "silu", False, stride, dtype, "cuda")
 
 
 @pytest.mark.parametrize("activation", ["none", "silu", "relu"])

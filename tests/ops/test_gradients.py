@@ -1,12 +1,5 @@
-"""Norms and the gated mixer with gradients, against definitions in float64.
-
-The kernels run through Triton's interpreter in a process of their own, and on a GPU in `test_gradients_gpu.py`."""
-
-import importlib.util
-import os
-import subprocess
-import sys
-from pathlib import Path
+"""Norms and the gated mixer with gradients, against definitions in float64. The kernels' tests are in
+`interpreted_gradients.py` and `test_gradients_gpu.py`."""
 
 import pytest
 import torch
@@ -20,7 +13,6 @@ from tests.ops.test_depthwise import make_map, make_weights, shifted_products
 from tests.ops.test_gated import in_float64, make_mixer_inputs
 from tests.ops.test_ncssd import make_gates
 
-ROOT = Path(__file__).parents[2]
 BOUNDS = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 # Sums over all tokens that nearly cancel; each is measured by the largest of them.
 PARAMETER_BOUNDS = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-2}
@@ -122,7 +114,8 @@ def check_mixer(function, tensors, values, rule, steps=(True, True, True), slack
         assert (f.dtype, f.shape) == (leaf.dtype, leaf.shape), name
         if name == "projected":
             for part, truth_part in zip(parts_of(f, tensors), parts_of(e, tensors), strict=True):
-                assert relative_error(part, truth_part) < bound, name
+                # those of keys and gains vanish where the state has one row
+                assert (part - truth_part).norm() < bound * truth_part.norm() + 1e-7 * e.norm(), name
         else:
             assert (f.double() - e).norm().item() < PARAMETER_BOUNDS[dtype] * largest, name
 
@@ -152,18 +145,3 @@ def test_depthwise_norm_in_float64():
 def test_a_cpu_leaves_the_mixer_to_the_formula(dtype):
     tensors, values = make_projected((4, 5), dtype=dtype)
     assert convolve_mix_gate(*tensors[:6], make_gates(values), Rule(), *tensors[6:], 1e-5) is None
-
-
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
-def test_through_the_interpreter():
-    options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, "tests/ops/interpreted_gradients.py"],
-        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout
-    assert "skipped" not in done.stdout

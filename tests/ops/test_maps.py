@@ -1,14 +1,6 @@
-"""Convolutions, norms and resizes of maps against their definitions written out, in float64.
+"""Convolutions, norms and resizes of maps against their definitions written out, in float64. The kernels' tests are in
+`interpreted_maps.py` and `test_maps_gpu.py`."""
 
-The kernels run through Triton's interpreter in a process of their own, and on a GPU in `test_maps_gpu.py`."""
-
-import importlib.util
-import os
-import subprocess
-import sys
-from pathlib import Path
-
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,8 +8,6 @@ from hypothesis import strategies as st
 from crispseg.ops.convolution import convolve, convolve_image, halve_and_mix
 from crispseg.ops.normalize import layer_norm, norm_relu_add
 from crispseg.ops.resizing import upsample
-
-ROOT = Path(__file__).parents[2]
 
 
 def draw(*shape):
@@ -136,16 +126,3 @@ def test_upsample(low, size, quarters):
     truth = resized(scores.permute(0, 2, 3, 1), size).permute(0, 3, 1, 2)
     found = upsample(in_squares(scores, low) if quarters else scores.flatten(2), low, size, quarters)
     torch.testing.assert_close(found, truth)
-
-
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
-def test_through_the_interpreter():
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/ops/interpreted_maps.py"],
-        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout

@@ -1,12 +1,7 @@
-"""Linear layers and the MLP against the formula in float64; their kernels through Triton's interpreter, in a process of
-their own, where TRITON_INTERPRET is set before Triton is imported. On a GPU they run in `test_training_gpu.py`."""
+"""Linear layers and the MLP against the formula in float64. The kernels' tests are in `interpreted_training.py` and
+`test_training_gpu.py`."""
 
-import importlib.util
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +10,6 @@ from crispseg.models.vssd import MLP
 from crispseg.ops.mlp import linear, mlp
 from tests.conftest import relative_error
 
-HERE = Path(__file__).parent
 BOUNDS = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 
 
@@ -76,18 +70,3 @@ def test_without_kernels(dtype):
 def test_training_and_evaluation_give_the_same():
     layer, x = MLP(6, 4), torch.randn(2, 3, 4, 6)
     assert torch.equal(layer.train()(x), layer.eval()(x))
-
-
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
-def test_through_the_interpreter():
-    options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, str(HERE / "interpreted_training.py")],
-        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        cwd=HERE.parents[1],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout
-    assert "skipped" not in done.stdout

@@ -10,9 +10,8 @@ import torch
 from torch import nn
 
 from crispseg import config as configs
-from crispseg.ops.spec import Gates, Readout, Skip, widened
-
-RESIDUAL_FLOOR = 1e-4
+from crispseg.ops.gates import gates
+from crispseg.ops.spec import Gates, Readout, Skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,9 +56,4 @@ class DCO(nn.Module):
         self.t = gate(head_width, config.rebalance)
 
     def gates(self) -> Gates:
-        return Gates(
-            residual=None if self.lambda_ is None else RESIDUAL_FLOOR + widened(self.lambda_),
-            omega=None if self.omega is None else torch.tanh(widened(self.omega)),
-            s=None if self.s is None else torch.tanh(widened(self.s)),
-            t=None if self.t is None else torch.tanh(widened(self.t)),
-        )
+        return gates(self.lambda_, self.omega, self.s, self.t)

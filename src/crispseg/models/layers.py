@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from crispseg.ops import batch_norm as norms
 from crispseg.ops import mlp as products
+from crispseg.ops.drop_path import add_kept, kept_scale
 from crispseg.ops.resizing import resize_scores
 
 
@@ -57,23 +58,28 @@ class ConvNorm(nn.Module):
         self.act = act
 
     def forward(self, x: Tensor) -> Tensor:
-        weight, bias = self.conv.weight, self.conv.bias
-        if bias is not None and self._is_linear and _channels_last(x) and products.takes(x, weight, bias):
-            y = products.linear(to_channels_last(x), weight.flatten(1), bias, relu=self.act)
-            return to_channels_first(y)
-        x = self.conv(x)
+        x = self._convolve(x)
         if isinstance(self.norm, BatchNorm2d):
             return self.norm(x, relu=self.act)
         if self.norm is not None:  # folded away, or shared by several processes
             x = self.norm(x)
-        return torch.relu(x) if self.act else x
+            return torch.relu(x) if self.act else x
+        return x
+
+    def _convolve(self, x: Tensor) -> Tensor:
+        """With the ReLU, where there is no norm before it."""
+        weight, bias, relu = self.conv.weight, self.conv.bias, self.act and self.norm is None
+        if bias is not None and self._is_linear and _channels_last(x) and products.takes(x, weight, bias):
+            return to_channels_first(products.linear(to_channels_last(x), weight.flatten(1), bias, relu=relu))
+        x = self.conv(x)
+        return torch.relu(x) if relu else x
 
     @property
     def _is_linear(self) -> bool:
         """Whether it trains, and is but a product of each pixel."""
         conv = self.conv
         alone = conv.kernel_size == (1, 1) and conv.stride == (1, 1) and conv.groups == 1
-        return self.training and alone and self.norm is None
+        return self.training and alone
 
 
 class DropPath(nn.Module):
@@ -84,20 +90,18 @@ class DropPath(nn.Module):
         self.rate = rate
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * self._scale(x) if self._drops else x
+        return x * kept_scale(x, self._draw(x), self.rate) if self._drops else x
 
     def add(self, x: Tensor, branch: Tensor) -> Tensor:
         """x + self(branch), in one step."""
-        return torch.addcmul(x, branch, self._scale(x)) if self._drops else x + branch
+        return add_kept(x, branch, self._draw(x), self.rate) if self._drops else x + branch
 
     @property
     def _drops(self) -> bool:
         return self.training and self.rate > 0.0
 
-    def _scale(self, x: Tensor) -> Tensor:
-        """Per sample: zero, or what keeps the mean."""
-        keep = torch.rand(x.shape[0], *[1] * (x.dim() - 1), device=x.device) >= self.rate
-        return keep.to(x.dtype) / (1.0 - self.rate)
+    def _draw(self, x: Tensor) -> Tensor:
+        return torch.rand(x.shape[0], device=x.device)
 
     def extra_repr(self) -> str:
         return f"rate={self.rate:.3f}"

@@ -18,10 +18,13 @@ from torch.nn import functional
 
 from crispseg.errors import UserError
 from crispseg.models.layers import ConvNorm
+from crispseg.ops import residual_attention
 from crispseg.ops.cosines import best_match
 from crispseg.ops.cosines import match as match
 from crispseg.ops.cross_attention import attention, few_tokens_attention, takes
+from crispseg.ops.mlp import linear
 from crispseg.ops.normalize import layer_norm
+from crispseg.ops.residual_attention import Layers
 from crispseg.ops.resizing import add_resized, resize_map
 from crispseg.ops.spec import widened
 
@@ -116,7 +119,7 @@ class DynamicTokens(nn.Module):
 
     def halves(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """What the maximum and what the mean is taken of: pixels (B, L, C) -> (B, L, dim / 2) each."""
-        for_max, for_mean = self.reduce(pixels).chunk(2, dim=-1)
+        for_max, for_mean = linear(pixels, self.reduce.weight, self.reduce.bias).chunk(2, dim=-1)
         return for_max, for_mean
 
     def tokens(self, maximum: Tensor, mean: Tensor) -> Tensor:
@@ -142,13 +145,17 @@ class Attention(nn.Module):
         self.out = nn.Linear(inner, dim)
 
     def forward(self, query: Tensor, source: Tensor) -> Tensor:
-        q = self.q(query)
+        q = linear(query, self.q.weight, self.q.bias)
         if takes(q, source.shape[1], self.heads):
-            weight, bias = (torch.cat(both) for both in ((self.k.weight, self.v.weight), (self.k.bias, self.v.bias)))
-            y = few_tokens_attention(q, functional.linear(source, weight, bias), self.heads)
+            y = few_tokens_attention(q, self.keys_and_values(source), self.heads)
         else:
             y = attention(q, self.k(source), self.v(source), self.heads)
-        return self.out(y)
+        return linear(y, self.out.weight, self.out.bias)
+
+    def keys_and_values(self, source: Tensor) -> Tensor:
+        """Side by side, (B, S, 2 x inner)."""
+        weight, bias = (torch.cat(both) for both in ((self.k.weight, self.v.weight), (self.k.bias, self.v.bias)))
+        return linear(source, weight, bias)
 
 
 class TwoWayLayer(nn.Module):
@@ -166,9 +173,18 @@ class TwoWayLayer(nn.Module):
         tokens = self.norm1(tokens + self.self_attention(tokens, tokens))
         tokens = self.norm2(tokens + self.tokens_to_pixels(tokens, pixels))
         tokens = self.norm3(tokens + self.mlp(tokens))
-        norm = self.norm4
-        pixels = layer_norm(pixels + self.pixels_to_tokens(pixels, tokens), norm.weight, norm.bias, norm.eps)
-        return tokens, pixels
+        return tokens, self.read_tokens(pixels, tokens)
+
+    def read_tokens(self, pixels: Tensor, tokens: Tensor) -> Tensor:
+        """The last step: pixels attend tokens, with residual and norm."""
+        reading, norm = self.pixels_to_tokens, self.norm4
+        q, out = reading.q, reading.out
+        layers = Layers(q.weight, q.bias, out.weight, out.bias, norm.weight, norm.bias)
+        if residual_attention.takes(pixels, tokens.shape[1], reading.heads, layers):
+            return residual_attention.residual_attention(
+                pixels, reading.keys_and_values(tokens), layers, norm.eps, reading.heads
+            )
+        return layer_norm(pixels + reading(pixels, tokens), norm.weight, norm.bias, norm.eps)
 
 
 class HyperNetwork(nn.Module):

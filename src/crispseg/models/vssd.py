@@ -24,6 +24,7 @@ from crispseg.ops.depthwise import depthwise3x3, depthwise3x3_norm
 from crispseg.ops.gated_training import convolve_mix_gate
 from crispseg.ops.mlp import mlp
 from crispseg.ops.normalize import layer_norm
+from crispseg.ops.projection import project
 from crispseg.ops.spec import widened
 
 _ALIGNED = 8  # numbers in half precision that the fastest matrix products load at once
@@ -87,12 +88,12 @@ class NCSSDMixer(nn.Module):
         return self._split(self._project(x))
 
     def _project(self, x: Tensor) -> Tensor:
-        spare = -self.in_proj.out_features % _ALIGNED
-        if not spare or not _in_half_precision_on_cuda(x):
-            projected: Tensor = self.in_proj(x)
-            return projected
         # Columns of zeros, as a product of a width that is no multiple of eight takes twice the time.
-        return functional.linear(x, functional.pad(self.in_proj.weight, (0, 0, 0, spare)))
+        spare = -self.in_proj.out_features % _ALIGNED if _in_half_precision_on_cuda(x) else 0
+        if spare or self.training:
+            return project(x, self.in_proj.weight, spare)
+        projected: Tensor = self.in_proj(x)
+        return projected
 
     def _split(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         inner = self.heads * self.head_width
@@ -135,7 +136,7 @@ class NCSSDMixer(nn.Module):
             self.norm.eps,
         )
         if mixed is not None:
-            return self.out_proj(mixed)
+            return project(mixed, self.out_proj.weight) if self.training else self.out_proj(mixed)
         z, xbc, dt = self._split(projected)
         v, b, c, rho = self.tokens(self.convolve(xbc), dt)
         return self.finish(ncssd(v, b, c, rho, self.D, gates, self.rule), z)

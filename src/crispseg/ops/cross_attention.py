@@ -16,7 +16,7 @@ from torch.nn import functional
 from crispseg.ops.choice import kernels_wanted
 
 MOST_TOKENS = 64  # on the side that has few
-_LARGEST_HEAD = 64  # channels
+LARGEST_HEAD = 64  # channels
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, heads: int) -> Tensor:
@@ -31,7 +31,7 @@ def takes(q: Tensor, keys: int, heads: int) -> bool:
         q.is_cuda
         and q.dtype == torch.bfloat16  # not float16, which the weights of single pixels are too small for
         and min(q.shape[1], keys) <= MOST_TOKENS
-        and q.shape[2] <= _LARGEST_HEAD * heads
+        and q.shape[2] <= LARGEST_HEAD * heads
         and q.numel() > 0
         and keys > 0
         and kernels_wanted()

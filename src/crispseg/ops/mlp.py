@@ -15,14 +15,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from crispseg.ops.choice import kernels_wanted
+from crispseg.ops.copies import copies
 from crispseg.ops.spec import without_autocast
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor, relu: bool = False) -> Tensor:
     """x weight^T + bias over the last axis, and its ReLU if wanted; weight (out, C), bias (out,)."""
     if takes(x, weight, bias):
-        dtype = _dtype(x)
-        return _linear(x.to(dtype), weight, bias, *_copies(dtype, weight, bias), relu)
+        dtype = product_dtype(x)
+        return _linear(x.to(dtype), weight, bias, *copies(dtype, weight, bias), relu)
     y = functional.linear(x, weight, bias)
     return torch.relu(y) if relu else y
 
@@ -30,8 +31,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor, relu: bool = False) -> Tenso
 def mlp(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor) -> Tensor:
     """gelu(x weight1^T + bias1) weight2^T + bias2 over the last axis; weight1 (hidden, C), weight2 (out, hidden)."""
     if takes(x, weight1, bias1, weight2, bias2):
-        dtype = _dtype(x)
-        return _mlp(x.to(dtype), weight1, bias1, weight2, bias2, *_copies(dtype, weight1, weight2, bias2))[0]
+        dtype = product_dtype(x)
+        return _mlp(x.to(dtype), weight1, bias1, weight2, bias2, *copies(dtype, weight1, weight2, bias2))[0]
     return functional.linear(functional.gelu(functional.linear(x, weight1, bias1)), weight2, bias2)
 
 
@@ -39,7 +40,7 @@ def takes(x: Tensor, *parameters: Tensor) -> bool:
     """Whether operators of our own are for a layer of these parameters."""
     return (
         x.is_cuda
-        and _dtype(x) in (torch.bfloat16, torch.float16)
+        and product_dtype(x) in (torch.bfloat16, torch.float16)
         and x.numel() > 0
         and torch.is_grad_enabled()
         and any(v.requires_grad for v in (x, *parameters))
@@ -48,22 +49,14 @@ def takes(x: Tensor, *parameters: Tensor) -> bool:
     )
 
 
-def _dtype(x: Tensor) -> torch.dtype:
+def product_dtype(x: Tensor) -> torch.dtype:
     """The precision that a product of x is made in."""
     if x.dtype != torch.float64 and torch.is_autocast_enabled("cuda"):
         return torch.get_autocast_dtype("cuda")
     return x.dtype
 
 
-def _copies(dtype: torch.dtype, *parameters: Tensor) -> list[Tensor]:
-    """The parameters in this precision, without gradient; all of them in one launch."""
-    with torch.no_grad():
-        copies = [torch.empty_like(v, dtype=dtype) for v in parameters]
-        torch._foreach_copy_(copies, list(parameters))
-    return copies
-
-
-def _product(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
+def product(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
     """x y, stored in this precision without being rounded to that of x first, where the device can."""
     if x.dtype != dtype == torch.float32 and x.is_cuda:
         return torch.mm(x, y, out_dtype=dtype)
@@ -114,7 +107,7 @@ def _linear_backward(
             db = columns.column_sums(g, bias.dtype)
         else:
             g, db = columns.relu_gradients(g, _rows(y), bias.dtype)
-    return torch.mm(g, weight_copy).view(x.shape), _product(g.t(), _rows(x), weight.dtype), db
+    return torch.mm(g, weight_copy).view(x.shape), product(g.t(), _rows(x), weight.dtype), db
 
 
 @_linear_backward.register_fake
@@ -191,8 +184,8 @@ def _mlp_backward(
     with torch.cuda.device_of(x):
         u, db1, db2 = kernels.gelu_gradients_(du, h, bias1, g, bias2)
     dh = du
-    dw2 = _product(g.t(), u, weight2.dtype)
-    dw1 = _product(dh.t(), _rows(x), weight1.dtype)
+    dw2 = product(g.t(), u, weight2.dtype)
+    dw1 = product(dh.t(), _rows(x), weight1.dtype)
     return torch.mm(dh, weight1_copy).view(x.shape), dw1, db1, dw2, db2
 
 

@@ -10,7 +10,7 @@ adds the parts and sums q = sum_i Q_i / row_i, which gives mu = q^T S / L; the l
 where mean = mu, or mu + d mean(V) when the skip is calibrated, too (then skip = a d). Taking k mu^T out of the state
 leaves only what differs from the mean to be multiplied in half precision, here and in the gradients.
 
-Backward, with G the output's gradient, in two sweeps (formulas in `kernels/ncssd_backward.py`); keys and queries are
+Backward, with G the output's gradient, in three sweeps (formulas in `kernels/ncssd_backward.py`); keys and queries are
 made again from the inputs, and only inputs and sums are kept. In raw fusion k and row are absent. A row at its floor is
 a constant, for which Q_i k / row_i < 1: the kernels account for that, the formulas here leave it out.
 """

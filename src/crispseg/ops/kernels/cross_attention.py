@@ -21,9 +21,9 @@ from crispseg.ops.kernels.few_tokens import add_parts, like, product
 from crispseg.ops.kernels.precision import multiply
 
 READ_TOKENS = Tiles(128, 4, 2, 528)  # many queries
-READ_TOKENS_BACK = Tiles(64, 4, 2, 528)
+READ_TOKENS_BACK = Tiles(64, 4, 2, 396)  # registers for three programs on a multiprocessor
 READ_PIXELS = Tiles(64, 4, 3, 528)  # few queries
-READ_PIXELS_BACK = Tiles(64, 4, 2, 528)
+READ_PIXELS_BACK = Tiles(64, 4, 2, 396)
 _FLOAT32 = Tiles(16, 4, 1)  # for the interpreter
 _ROWS, _COLUMNS = 32, 64  # of the tokens of a group of heads; one head may have more rows
 _PARTS = 16

@@ -29,7 +29,17 @@ def _sigmoid(x):
 
 
 @triton.jit
-def _tap(pointer, tap, channel, channels, channel_step, tap_step, WIDTH: tl.constexpr, SPREAD: tl.constexpr):
+def pack(weight, out, channels, channel_step, tap_step, CHANNELS: tl.constexpr, EARLY: tl.constexpr):
+    """A weight (channels, 9) as (9, channels): neighbouring threads then load neighbouring numbers in `tap`."""
+    after_the_kernel_before(EARLY)
+    taps, channel = tl.arange(0, 16)[:, None], tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
+    mask = (taps < 9) & (channel < channels)
+    found = tl.load(weight + channel * channel_step + taps * tap_step, mask=mask)
+    tl.store(out + taps * channels + channel, found, mask=mask)
+
+
+@triton.jit
+def tap(pointer, tap, channel, channels, channel_step, tap_step, WIDTH: tl.constexpr, SPREAD: tl.constexpr):
     """One number per channel, float32; with SPREAD (WIDTH, channels), which every thread loads for its own pixel: the
     compiler would have some threads load them and hand them to the others through shared memory."""
     channel = tl.broadcast_to(channel[None, :], (WIDTH, channel.shape[0])) if SPREAD else channel[None, :]
@@ -55,14 +65,14 @@ def _row3(start, offset, row, height, left, centre, right, pixel_stride):
 
 @triton.jit
 def _finish(
-    total, x, gradient, out, normed, gamma, beta, eps, row, height, mask, offset, channel, channels, row_stride,
+    total, x, incoming, out, normed, gamma, beta, eps, row, height, mask, offset, channel, channels, row_stride,
     ACTIVATION: tl.constexpr, RESIDUAL: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """What follows the sum: activation or its derivative, residual, LayerNorm; then the store."""
     mask = _within(mask, row, height)
     start = row.to(tl.int64) * row_stride
-    if gradient is not None:
-        incoming = widened(tl.load(gradient + start + offset, mask=mask, other=0.0))
+    if incoming is not None:
+        incoming = widened(incoming)
         if ACTIVATION == "silu":
             gate = _sigmoid(total)
             total = incoming * gate * (1.0 + total * (1.0 - gate))
@@ -102,7 +112,7 @@ def convolve(
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     image = tl.program_id(2).to(tl.int64)
     # Strides come divided by a power of two; multiplied by it here, the compiler knows how wide it may load.
-    row_stride = row_stride.to(tl.int64) * ALIGN  # a map may have more than 2**31 elements, a row has fewer
+    row_stride = tl.cast(row_stride, tl.int64) * ALIGN  # a map may have more than 2**31 elements, a row has fewer
     middle = column * STRIDE
     left, centre, right = (middle > 0) & (middle <= width), middle < width, middle < width - 1
     left, centre, right, out_mask = left[:, None], centre[:, None], right[:, None], (column < out_width)[:, None]
@@ -120,37 +130,43 @@ def convolve(
         gradient += written
     if normed is not None:
         normed += written
-        gamma = _tap(gamma, 0, channel, channels, 1, 0, WIDTH, SPREAD)
-        beta = _tap(beta, 0, channel, channels, 1, 0, WIDTH, SPREAD)
+        gamma = tap(gamma, 0, channel, channels, 1, 0, WIDTH, SPREAD)
+        beta = tap(beta, 0, channel, channels, 1, 0, WIDTH, SPREAD)
     zero = tl.zeros((WIDTH, CHANNELS), tl.float32)
     first = zero  # what a sum begins with
     if bias is not None:
-        first += _tap(bias, 0, channel, channels, 1, 0, WIDTH, SPREAD)
-    w0 = _tap(weight, 0, channel, channels, channel_step, tap_step, WIDTH, SPREAD)
-    w1 = _tap(weight, 1, channel, channels, channel_step, tap_step, WIDTH, SPREAD)
-    w2 = _tap(weight, 2, channel, channels, channel_step, tap_step, WIDTH, SPREAD)
-    w3 = _tap(weight, 3, channel, channels, channel_step, tap_step, WIDTH, SPREAD)
-    w4 = _tap(weight, 4, channel, channels, channel_step, tap_step, WIDTH, SPREAD)
-    w5 = _tap(weight, 5, channel, channels, channel_step, tap_step, WIDTH, SPREAD)
-    w6 = _tap(weight, 6, channel, channels, channel_step, tap_step, WIDTH, SPREAD)
-    w7 = _tap(weight, 7, channel, channels, channel_step, tap_step, WIDTH, SPREAD)
-    w8 = _tap(weight, 8, channel, channels, channel_step, tap_step, WIDTH, SPREAD)
+        first += tap(bias, 0, channel, channels, 1, 0, WIDTH, SPREAD)
+    w0 = tap(weight, 0, channel, channels, channel_step, tap_step, WIDTH, SPREAD)
+    w1 = tap(weight, 1, channel, channels, channel_step, tap_step, WIDTH, SPREAD)
+    w2 = tap(weight, 2, channel, channels, channel_step, tap_step, WIDTH, SPREAD)
+    w3 = tap(weight, 3, channel, channels, channel_step, tap_step, WIDTH, SPREAD)
+    w4 = tap(weight, 4, channel, channels, channel_step, tap_step, WIDTH, SPREAD)
+    w5 = tap(weight, 5, channel, channels, channel_step, tap_step, WIDTH, SPREAD)
+    w6 = tap(weight, 6, channel, channels, channel_step, tap_step, WIDTH, SPREAD)
+    w7 = tap(weight, 7, channel, channels, channel_step, tap_step, WIDTH, SPREAD)
+    w8 = tap(weight, 8, channel, channels, channel_step, tap_step, WIDTH, SPREAD)
 
     ready = zero  # the output row that the current input row completes
     begun = zero  # the one after it (stride 1)
     own = zero  # pixels of the input row before, for the residual (stride 1)
+    incoming = None  # gradient of the row that comes next
     for k in tl.static_range(STRIDE * ROWS + 3 - STRIDE):
         start += row_stride
         next_l, next_c, next_r = raw_l, raw_c, raw_r
         if k < STRIDE * ROWS + 2 - STRIDE:
             next_l, next_c, next_r = _row3(start, offset, top * STRIDE + k, height, left, centre, right, PIXEL)
+        finished = incoming
+        if gradient is not None and k > 0 and k < STRIDE * ROWS + 2 - STRIDE and (k + 1) % STRIDE == 0:
+            row = top + (k - 1) // STRIDE
+            place = tl.cast(row, tl.int64) * out_row + out_offset
+            incoming = tl.load(gradient + place, mask=_within(out_mask, row, out_height), other=0.0)
         at_l, at_c, at_r = widened(raw_l), widened(raw_c), widened(raw_r)
         if k >= 2 and k % STRIDE == 0:
             ready = ready + at_l * w6
             ready = ready + at_c * w7
             ready = ready + at_r * w8
             _finish(
-                ready, own, gradient, out, normed, gamma, beta, eps, top + (k - 2) // STRIDE, out_height, out_mask,
+                ready, own, finished, out, normed, gamma, beta, eps, top + (k - 2) // STRIDE, out_height, out_mask,
                 out_offset, channel, channels, out_row, ACTIVATION, RESIDUAL, EXACT,
             )  # fmt: skip
         if STRIDE == 1:

@@ -1,9 +1,13 @@
 """Triton kernels of the depthwise 3x3 convolution's backward pass, cut into strips as the forward pass is.
 
 With g the gradient before the activation (recomputed from the input; only that is saved):
-  dx[i, j] = sum_ts w[t, s] g[i + 1 - t, j + 1 - s],    dw[t, s] = sum_ij x[i, j] g[i + 1 - t, j + 1 - s],
-so one sweep over g gives both and needs each x once. Every strip leaves its part of dw and of the bias' gradient;
-a last kernel adds the parts in a fixed order.
+  dx[i, j] = sum_ts w[t, s] g[i + 1 - t, j + 1 - s],    dw[t, s] = sum_ij x[i - 1 + t, j - 1 + s] g[i, j],
+so one sweep over g gives both. Every strip leaves its part of dw and of the bias' gradient; a last kernel adds the
+parts in a fixed order.
+
+With stride 1 a thread works on four neighbouring columns, a to d. They share taps and sums, which leaves registers for
+more threads, and are each other's neighbours: of g it loads six pixels instead of twelve. What a row's turn needs is
+loaded in the turn before, as soon as the numbers it takes the place of are converted.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
@@ -12,163 +16,289 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from crispseg.ops.kernels.depthwise import tap
+from crispseg.ops.kernels.early import after_the_kernel_before
+from crispseg.ops.kernels.precision import INTERPRETED
 
-@triton.jit
-def _load(pointer, row, column, channel, height, width, channels, row_stride, pixel_stride):
-    """Pixels of one row, (columns, channels); zeros outside the map."""
-    inside = (column >= 0) & (column < tl.where((row >= 0) & (row < height), width, 0))
-    start = pointer + row.to(tl.int64) * row_stride  # a map may have more than 2**31 elements, a row has fewer
-    offset = column[:, None] * pixel_stride + channel[None, :]
-    return tl.load(start + offset, mask=inside[:, None] & (channel < channels)[None, :], other=0.0)
+_APART_BF16 = tl.constexpr("{.reg .b32 h; shl.b32 h, $2, 16; mov.b32 $0, h; and.b32 h, $2, 0xffff0000; mov.b32 $1, h;}")
+_APART_FP16 = tl.constexpr("{.reg .b16 a, b; mov.b32 {a, b}, $2; cvt.f32.f16 $0, a; cvt.f32.f16 $1, b;}")
 
 
 @triton.jit
-def _load3(pointer, row, column, channel, height, width, channels, row_stride, pixel_stride):
-    """A row's pixels with their left and right neighbours."""
-    left = _load(pointer, row, column - 1, channel, height, width, channels, row_stride, pixel_stride)
-    centre = _load(pointer, row, column, channel, height, width, channels, row_stride, pixel_stride)
-    right = _load(pointer, row, column + 1, channel, height, width, channels, row_stride, pixel_stride)
-    return left, centre, right
+def _inside(column, width, here, EXACT: tl.constexpr):
+    """Which pixels lie in a row of this width; with EXACT, CHANNELS divides the channels and all of them are here."""
+    inside = (column.to(tl.uint32) < tl.cast(width, tl.uint32))[:, None]  # column -1 becomes a large number
+    return inside if EXACT else inside & here
 
 
 @triton.jit
-def _store(pointer, value, row, column, channel, first, height, width, channels):
-    """Write pixels of one row of a contiguous map, if it is at or below the row `first`."""
-    inside = column < tl.where((row >= first) & (row < height), width, 0)
-    start = pointer + row.to(tl.int64) * width * channels
-    offset = column[:, None] * channels + channel[None, :]
-    value = value.to(pointer.dtype.element_ty)
-    tl.store(start + offset, value, mask=inside[:, None] & (channel < channels)[None, :])
+def _taken(x, kind: tl.constexpr):
+    """Numbers of this kind that `_load` kept, as float32."""
+    if x.dtype == tl.int32:
+        asm: tl.constexpr = _APART_BF16 if kind == tl.bfloat16 else _APART_FP16
+        x = tl.inline_asm_elementwise(asm, "=f,=f,r,r", [x], tl.float32, is_pure=True, pack=2)
+    return x.to(tl.float32)
 
 
 @triton.jit
-def _vector(pointer, channel, channels, stride):
-    """One number per channel, (1, channels) in float32."""
-    return tl.load(pointer + channel * stride, mask=channel < channels, other=0.0).to(tl.float32)[None, :]
+def _load(pointer, column, width, here, EXACT: tl.constexpr, PAIRS: tl.constexpr):
+    """Pixels of one row, zeros outside; to be `_taken`.
+
+    With PAIRS a thread's numbers in half precision stay in pairs, each in the 32 bits of its first. The compiler would
+    take them apart before a loop's next turn, and wait for them to be loaded. Needs one layout from here on: the same
+    for all that is loaded and stored.
+    """
+    x = tl.load(pointer, mask=_inside(column, width, here, EXACT), other=0.0)
+    if PAIRS and x.dtype.primitive_bitwidth == 16 and not INTERPRETED:
+        asm: tl.constexpr = "mov.b32 $0, $2; mov.b32 $1, 0;"
+        x = tl.inline_asm_elementwise(asm, "=r,=r,r", [x], tl.int32, is_pure=True, pack=2)
+    return x
 
 
 @triton.jit
-def _weights(pointer, channel, channels, channel_step, tap_step):
-    """One row of the 3x3 weight."""
-    left = _vector(pointer, channel, channels, channel_step)
-    centre = _vector(pointer + tap_step, channel, channels, channel_step)
-    right = _vector(pointer + tap_step * 2, channel, channels, channel_step)
-    return left, centre, right
+def _load2(pointer, column, width, here, PIXEL: tl.constexpr, EXACT: tl.constexpr, PAIRS: tl.constexpr):
+    """Two neighbouring columns, of which this is the first."""
+    return (
+        _load(pointer, column, width, here, EXACT, PAIRS),
+        _load(pointer + PIXEL, column + 1, width, here, EXACT, PAIRS),
+    )  # fmt: skip
+
+
+@triton.jit
+def _load4(pointer, column, width, here, PIXEL: tl.constexpr, EXACT: tl.constexpr, PAIRS: tl.constexpr):
+    """Four neighbouring columns, of which this is the first."""
+    return (
+        _load(pointer, column, width, here, EXACT, PAIRS),
+        _load(pointer + PIXEL, column + 1, width, here, EXACT, PAIRS),
+        _load(pointer + 2 * PIXEL, column + 2, width, here, EXACT, PAIRS),
+        _load(pointer + 3 * PIXEL, column + 3, width, here, EXACT, PAIRS),
+    )
+
+
+@triton.jit
+def _load6(pointer, column, width, here, PIXEL: tl.constexpr, EXACT: tl.constexpr, PAIRS: tl.constexpr):
+    """Four neighbouring columns, between those to their left and right."""
+    return (
+        _load(pointer - PIXEL, column - 1, width, here, EXACT, PAIRS),
+        _load(pointer, column, width, here, EXACT, PAIRS),
+        _load(pointer + PIXEL, column + 1, width, here, EXACT, PAIRS),
+        _load(pointer + 2 * PIXEL, column + 2, width, here, EXACT, PAIRS),
+        _load(pointer + 3 * PIXEL, column + 3, width, here, EXACT, PAIRS),
+        _load(pointer + 4 * PIXEL, column + 4, width, here, EXACT, PAIRS),
+    )
+
+
+@triton.jit
+def _taken4(a, b, c, d, kind: tl.constexpr):
+    return _taken(a, kind), _taken(b, kind), _taken(c, kind), _taken(d, kind)
+
+
+@triton.jit
+def _spread(total, left, centre, right, w_right, w_centre, w_left):
+    """A row of dx, plus what a row of g gives to it."""
+    total = total + right * w_right
+    total = total + centre * w_centre
+    return total + left * w_left
+
+
+@triton.jit
+def _meet(total, xa, xb, xc, xd, ga, gb, gc, gd):
+    """A tap's sum, plus the products of four pixels."""
+    total = total + xa * ga
+    total = total + xb * gb
+    total = total + xc * gc
+    return total + xd * gd
+
+
+@triton.jit
+def _store(pointer, value, column, width, here, EXACT: tl.constexpr):
+    tl.store(pointer, value.to(pointer.dtype.element_ty), mask=_inside(column, width, here, EXACT))
+
+
+@triton.jit
+def _store4(pointer, a, b, c, d, column, width, here, PIXEL: tl.constexpr, EXACT: tl.constexpr):
+    _store(pointer, a, column, width, here, EXACT)
+    _store(pointer + PIXEL, b, column + 1, width, here, EXACT)
+    _store(pointer + 2 * PIXEL, c, column + 2, width, here, EXACT)
+    _store(pointer + 3 * PIXEL, d, column + 3, width, here, EXACT)
 
 
 @triton.jit
 def gradients(
-    g, x, weight, dx, parts, height, width, out_height, out_width, channels,
-    batch_stride, row_stride, pixel_stride, channel_step, tap_step,
-    STRIDE: tl.constexpr, RESIDUAL: tl.constexpr, ALIGN: tl.constexpr,
-    WIDTH: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr,
+    g, x, weight, dx, parts, height, width, out_height, out_width, batch_stride, row_stride, dx_batch, dx_row,
+    channel_step, tap_step,
+    C: tl.constexpr, PIXEL: tl.constexpr, ALIGN: tl.constexpr, DX_PIXEL: tl.constexpr, DX_ALIGN: tl.constexpr,
+    STRIDE: tl.constexpr, RESIDUAL: tl.constexpr, PIXELS: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr,
+    ROWS: tl.constexpr, EXACT: tl.constexpr, PAIRS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """dx, and this strip's part of the weight's and the bias' gradients. Strips are cut from g."""
-    across = tl.cdiv(out_width, WIDTH)
-    column = tl.program_id(0) % across * WIDTH + tl.arange(0, WIDTH)
+    """dx, and this strip's part of the weight's and the bias' gradients. Strips are cut from g, which is contiguous:
+    WIDTH threads of PIXELS columns each. See `convolve` for PIXEL and ALIGN, here those of x and those of dx."""
+    after_the_kernel_before(EARLY)
+    X: tl.constexpr = x.dtype.element_ty
+    G: tl.constexpr = g.dtype.element_ty
+    across = tl.cdiv(out_width, WIDTH * PIXELS)
+    column = (tl.program_id(0) % across * WIDTH + tl.arange(0, WIDTH)) * PIXELS
     top = tl.program_id(0) // across * ROWS
     bottom = tl.minimum(top + ROWS, out_height)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    here = (channel < C)[None, :]
     image = tl.program_id(2).to(tl.int64)
-    row_stride, pixel_stride = row_stride * ALIGN, pixel_stride * ALIGN
+    # A map may have more than 2**31 elements, a row has fewer.
+    row_stride, dx_row = tl.cast(row_stride, tl.int64) * ALIGN, tl.cast(dx_row, tl.int64) * DX_ALIGN
+    g_row = tl.cast(out_width * C, tl.int64)
     x += image * batch_stride * ALIGN
-    g += image * out_height * out_width * channels
-    dx += image * height * width * channels
-    g_row = out_width * channels
-    w0, w1, w2 = _weights(weight, channel, channels, channel_step, tap_step)
-    w3, w4, w5 = _weights(weight + tap_step * 3, channel, channels, channel_step, tap_step)
-    w6, w7, w8 = _weights(weight + tap_step * 6, channel, channels, channel_step, tap_step)
+    dx += image * dx_batch * DX_ALIGN
+    g += image * out_height * g_row
+    w0 = tap(weight, 0, channel, C, channel_step, tap_step, WIDTH, True)
+    w1 = tap(weight, 1, channel, C, channel_step, tap_step, WIDTH, True)
+    w2 = tap(weight, 2, channel, C, channel_step, tap_step, WIDTH, True)
+    w3 = tap(weight, 3, channel, C, channel_step, tap_step, WIDTH, True)
+    w4 = tap(weight, 4, channel, C, channel_step, tap_step, WIDTH, True)
+    w5 = tap(weight, 5, channel, C, channel_step, tap_step, WIDTH, True)
+    w6 = tap(weight, 6, channel, C, channel_step, tap_step, WIDTH, True)
+    w7 = tap(weight, 7, channel, C, channel_step, tap_step, WIDTH, True)
+    w8 = tap(weight, 8, channel, C, channel_step, tap_step, WIDTH, True)
     zero = tl.zeros((WIDTH, CHANNELS), tl.float32)
     d0, d1, d2, d3, d4, d5, d6, d7, d8, d_bias = zero, zero, zero, zero, zero, zero, zero, zero, zero, zero
 
     if STRIDE == 1:
-        # Row k of g meets rows k - 1, k and k + 1 of x, those of this strip only: each pair belongs to one strip.
-        raw_l, raw_c, raw_r = _load3(g, top - 1, column, channel, out_height, out_width, channels, g_row, channels)
-        below = _load(x, top, column, channel, bottom, width, channels, row_stride, pixel_stride)
-        own, above = tl.zeros_like(below), tl.zeros_like(below)
-        ready, begun = zero, zero  # dx of rows k - 1 and k
-        for k in range(bottom - top + 2):
-            row = top - 1 + k
-            next_l, next_c, next_r = _load3(
-                g, row + 1, column, channel, out_height, out_width, channels, g_row, channels
-            )  # fmt: skip
-            next_below = _load(x, row + 2, column, channel, bottom, width, channels, row_stride, pixel_stride)
-            left, centre, right = raw_l.to(tl.float32), raw_c.to(tl.float32), raw_r.to(tl.float32)
-            ready += right * w0 + centre * w1 + left * w2
-            _store(dx, ready, row - 1, column, channel, top, bottom, width, channels)
-            ready = begun + right * w3 + centre * w4 + left * w5
-            begun = right * w6 + centre * w7 + left * w8
+        # Row k of g meets rows k - 1, k and k + 1 of x, and is part of those rows of dx; the strip's neighbours above
+        # and below give to its dx, but not to its sums.
+        g_at = g + (top - 1) * g_row + (column[:, None] * C + channel[None, :])
+        x_at = x + (top - 1) * row_stride + (column[:, None] * PIXEL + channel[None, :])
+        dx_at = dx + (top - 1) * dx_row + (column[:, None] * DX_PIXEL + channel[None, :])
+        before = tl.where(top > 0, width, 0)
+        raw_l, raw_a, raw_b, raw_c, raw_d, raw_r = _load6(g_at, column, before, here, C, EXACT, PAIRS)
+        upper_a, upper_b, upper_c, upper_d = _load4(x_at, column, before, here, PIXEL, EXACT, PAIRS)
+        g_at += g_row
+        x_at += row_stride
+        next_l, next_a, next_b, next_c, next_d, next_r = _load6(g_at, column, width, here, C, EXACT, PAIRS)
+        own_a, own_b, own_c, own_d = _load4(x_at, column, width, here, PIXEL, EXACT, PAIRS)
+        x_at += row_stride
+        limit = tl.where(top + 1 < height, width, 0)
+        low_a, low_b, low_c, low_d = _load4(x_at, column, limit, here, PIXEL, EXACT, PAIRS)
+        a, b, c, d = _taken4(raw_a, raw_b, raw_c, raw_d, G)
+        left, right = _taken(raw_l, G), _taken(raw_r, G)
+        ready_a, ready_b, ready_c, ready_d = zero, zero, zero, zero  # dx of row k - 1
+        begun_a = _spread(zero, left, a, b, w6, w7, w8)  # of row k
+        begun_b = _spread(zero, a, b, c, w6, w7, w8)
+        begun_c = _spread(zero, b, c, d, w6, w7, w8)
+        begun_d = _spread(zero, c, d, right, w6, w7, w8)
+        upper_a, upper_b, upper_c, upper_d = _taken4(upper_a, upper_b, upper_c, upper_d, X)
+        own_a, own_b, own_c, own_d = _taken4(own_a, own_b, own_c, own_d, X)
+        raw_l, raw_a, raw_b, raw_c, raw_d, raw_r = next_l, next_a, next_b, next_c, next_d, next_r
+        for k in range(top, bottom):
+            a, b, c, d = _taken4(raw_a, raw_b, raw_c, raw_d, G)
+            left, right = _taken(raw_l, G), _taken(raw_r, G)
+            g_at += g_row
+            limit = tl.where(k + 1 < height, width, 0)
+            raw_l, raw_a, raw_b, raw_c, raw_d, raw_r = _load6(g_at, column, limit, here, C, EXACT, PAIRS)
+            ready_a = _spread(ready_a, left, a, b, w0, w1, w2)
+            ready_b = _spread(ready_b, a, b, c, w0, w1, w2)
+            ready_c = _spread(ready_c, b, c, d, w0, w1, w2)
+            ready_d = _spread(ready_d, c, d, right, w0, w1, w2)
+            limit = tl.where(k > top, width, 0)
+            _store4(dx_at, ready_a, ready_b, ready_c, ready_d, column, limit, here, DX_PIXEL, EXACT)
+            dx_at += dx_row
             if RESIDUAL:
-                ready += centre
-            pixel = above.to(tl.float32)
-            d0 += pixel * right
-            d1 += pixel * centre
-            d2 += pixel * left
-            pixel = own.to(tl.float32)
-            d3 += pixel * right
-            d4 += pixel * centre
-            d5 += pixel * left
-            pixel = below.to(tl.float32)
-            d6 += pixel * right
-            d7 += pixel * centre
-            d8 += pixel * left
-            d_bias += centre * tl.where((row >= top) & (row < bottom), 1.0, 0.0)
-            above, own, below = own, below, next_below
-            raw_l, raw_c, raw_r = next_l, next_c, next_r
+                begun_a, begun_b, begun_c, begun_d = begun_a + a, begun_b + b, begun_c + c, begun_d + d
+            ready_a = _spread(begun_a, left, a, b, w3, w4, w5)
+            ready_b = _spread(begun_b, a, b, c, w3, w4, w5)
+            ready_c = _spread(begun_c, b, c, d, w3, w4, w5)
+            ready_d = _spread(begun_d, c, d, right, w3, w4, w5)
+            begun_a = _spread(zero, left, a, b, w6, w7, w8)
+            begun_b = _spread(zero, a, b, c, w6, w7, w8)
+            begun_c = _spread(zero, b, c, d, w6, w7, w8)
+            begun_d = _spread(zero, c, d, right, w6, w7, w8)
+            d0 = _meet(d0, upper_a, upper_b, upper_c, upper_d, b, c, d, right)
+            d1 = _meet(d1, upper_a, upper_b, upper_c, upper_d, a, b, c, d)
+            d2 = _meet(d2, upper_a, upper_b, upper_c, upper_d, left, a, b, c)
+            upper_a, upper_b, upper_c, upper_d = own_a, own_b, own_c, own_d
+            d3 = _meet(d3, own_a, own_b, own_c, own_d, b, c, d, right)
+            d4 = _meet(d4, own_a, own_b, own_c, own_d, a, b, c, d)
+            d5 = _meet(d5, own_a, own_b, own_c, own_d, left, a, b, c)
+            own_a, own_b, own_c, own_d = _taken4(low_a, low_b, low_c, low_d, X)
+            x_at += row_stride
+            limit = tl.where(k + 2 < height, width, 0)
+            low_a, low_b, low_c, low_d = _load4(x_at, column, limit, here, PIXEL, EXACT, PAIRS)
+            d6 = _meet(d6, own_a, own_b, own_c, own_d, b, c, d, right)
+            d7 = _meet(d7, own_a, own_b, own_c, own_d, a, b, c, d)
+            d8 = _meet(d8, own_a, own_b, own_c, own_d, left, a, b, c)
+            d_bias = d_bias + ((a + b) + (c + d))
+        a, b, c, d = _taken4(raw_a, raw_b, raw_c, raw_d, G)
+        left, right = _taken(raw_l, G), _taken(raw_r, G)
+        ready_a = _spread(ready_a, left, a, b, w0, w1, w2)
+        ready_b = _spread(ready_b, a, b, c, w0, w1, w2)
+        ready_c = _spread(ready_c, b, c, d, w0, w1, w2)
+        ready_d = _spread(ready_d, c, d, right, w0, w1, w2)
+        _store4(dx_at, ready_a, ready_b, ready_c, ready_d, column, width, here, DX_PIXEL, EXACT)
     else:
         # A pixel of g with its right and lower neighbours makes two by two pixels of dx: at (even, even), (even,
         # odd), (odd, even) and (odd, odd) places.
-        raw_c = _load(g, top, column, channel, out_height, out_width, channels, g_row, channels)
-        raw_r = _load(g, top, column + 1, channel, out_height, out_width, channels, g_row, channels)
-        even, odd = column * 2, column * 2 + 1
-        for k in range(bottom - top):
-            row = top + k
-            low = _load(g, row + 1, column, channel, out_height, out_width, channels, g_row, channels)
-            low_r = _load(g, row + 1, column + 1, channel, out_height, out_width, channels, g_row, channels)
-            x_ee = _load(x, row * 2, even, channel, height, width, channels, row_stride, pixel_stride)
-            x_eo = _load(x, row * 2, odd, channel, height, width, channels, row_stride, pixel_stride)
-            x_oe = _load(x, row * 2 + 1, even, channel, height, width, channels, row_stride, pixel_stride)
-            x_oo = _load(x, row * 2 + 1, odd, channel, height, width, channels, row_stride, pixel_stride)
-            centre, right = raw_c.to(tl.float32), raw_r.to(tl.float32)
-            below, right_below = low.to(tl.float32), low_r.to(tl.float32)
-            _store(dx, centre * w4, row * 2, even, channel, 0, height, width, channels)
-            _store(dx, right * w3 + centre * w5, row * 2, odd, channel, 0, height, width, channels)
-            _store(dx, below * w1 + centre * w7, row * 2 + 1, even, channel, 0, height, width, channels)
-            total = right_below * w0 + below * w2 + right * w6 + centre * w8
-            _store(dx, total, row * 2 + 1, odd, channel, 0, height, width, channels)
-            d4 += x_ee.to(tl.float32) * centre
-            pixel = x_eo.to(tl.float32)
-            d3 += pixel * right
-            d5 += pixel * centre
-            pixel = x_oe.to(tl.float32)
-            d1 += pixel * below
-            d7 += pixel * centre
-            pixel = x_oo.to(tl.float32)
-            d0 += pixel * right_below
-            d2 += pixel * below
-            d6 += pixel * right
-            d8 += pixel * centre
+        even = column * 2
+        g_at = g + top * g_row + (column[:, None] * C + channel[None, :])
+        x_at = x + top * 2 * row_stride + (even[:, None] * PIXEL + channel[None, :])
+        dx_at = dx + top * 2 * dx_row + (even[:, None] * DX_PIXEL + channel[None, :])
+        odd_row = tl.where(2 * top + 1 < height, width, 0)
+        raw_c, raw_r = _load2(g_at, column, out_width, here, C, EXACT, PAIRS)
+        g_at += g_row
+        low_c, low_r = _load2(g_at, column, tl.where(top + 1 < out_height, out_width, 0), here, C, EXACT, PAIRS)
+        x_ee, x_eo = _load2(x_at, even, width, here, PIXEL, EXACT, PAIRS)
+        x_oe, x_oo = _load2(x_at + row_stride, even, odd_row, here, PIXEL, EXACT, PAIRS)
+        centre, right = _taken(raw_c, G), _taken(raw_r, G)
+        for k in range(top, bottom):
+            below, right_below = _taken(low_c, G), _taken(low_r, G)
+            g_at += g_row
+            low_c, low_r = _load2(g_at, column, tl.where(k + 2 < out_height, out_width, 0), here, C, EXACT, PAIRS)
+            x_at += row_stride * 2
+            limit = tl.where(2 * k + 2 < height, width, 0)
+            even_even, even_odd = _taken(x_ee, X), _taken(x_eo, X)
+            x_ee, x_eo = _load2(x_at, even, limit, here, PIXEL, EXACT, PAIRS)
+            d4 += even_even * centre
+            d3 += even_odd * right
+            d5 += even_odd * centre
+            limit = tl.where(2 * k + 3 < height, width, 0)
+            odd_even, odd_odd = _taken(x_oe, X), _taken(x_oo, X)
+            x_oe, x_oo = _load2(x_at + row_stride, even, limit, here, PIXEL, EXACT, PAIRS)
+            d1 += odd_even * below
+            d7 += odd_even * centre
+            d0 += odd_odd * right_below
+            d2 += odd_odd * below
+            d6 += odd_odd * right
+            d8 += odd_odd * centre
             d_bias += centre
-            raw_c, raw_r = low, low_r
+            _store(dx_at, centre * w4, even, width, here, EXACT)
+            _store(dx_at + DX_PIXEL, right * w3 + centre * w5, even + 1, width, here, EXACT)
+            lower = dx_at + dx_row
+            _store(lower, below * w1 + centre * w7, even, odd_row, here, EXACT)
+            total = right_below * w0 + below * w2
+            total = total + right * w6
+            total = total + centre * w8
+            _store(lower + DX_PIXEL, total, even + 1, odd_row, here, EXACT)
+            dx_at += dx_row * 2
+            centre, right, odd_row = below, right_below, limit
 
     strip = image * tl.num_programs(0) + tl.program_id(0)
-    where = parts + strip * 10 * channels + channel
-    inside = channel < channels
+    where = parts + strip * 10 * C + channel
+    inside = channel < C
     tl.store(where, tl.sum(d0, axis=0), mask=inside)
-    tl.store(where + channels, tl.sum(d1, axis=0), mask=inside)
-    tl.store(where + channels * 2, tl.sum(d2, axis=0), mask=inside)
-    tl.store(where + channels * 3, tl.sum(d3, axis=0), mask=inside)
-    tl.store(where + channels * 4, tl.sum(d4, axis=0), mask=inside)
-    tl.store(where + channels * 5, tl.sum(d5, axis=0), mask=inside)
-    tl.store(where + channels * 6, tl.sum(d6, axis=0), mask=inside)
-    tl.store(where + channels * 7, tl.sum(d7, axis=0), mask=inside)
-    tl.store(where + channels * 8, tl.sum(d8, axis=0), mask=inside)
-    tl.store(where + channels * 9, tl.sum(d_bias, axis=0), mask=inside)
+    tl.store(where + C, tl.sum(d1, axis=0), mask=inside)
+    tl.store(where + C * 2, tl.sum(d2, axis=0), mask=inside)
+    tl.store(where + C * 3, tl.sum(d3, axis=0), mask=inside)
+    tl.store(where + C * 4, tl.sum(d4, axis=0), mask=inside)
+    tl.store(where + C * 5, tl.sum(d5, axis=0), mask=inside)
+    tl.store(where + C * 6, tl.sum(d6, axis=0), mask=inside)
+    tl.store(where + C * 7, tl.sum(d7, axis=0), mask=inside)
+    tl.store(where + C * 8, tl.sum(d8, axis=0), mask=inside)
+    tl.store(where + C * 9, tl.sum(d_bias, axis=0), mask=inside)
 
 
 @triton.jit
-def add_parts(parts, dw, db, strips, channels, STRIPS: tl.constexpr, CHANNELS: tl.constexpr):
+def add_parts(
+    parts, dw, db, strips, channels, STRIPS: tl.constexpr, CHANNELS: tl.constexpr, EARLY: tl.constexpr
+):  # fmt: skip
     """Sum over strips of parts (strips, 10, channels) into dw (channels, 9) and db (channels,)."""
+    after_the_kernel_before(EARLY)
     part = tl.program_id(1)
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     strip = tl.arange(0, STRIPS)

@@ -13,10 +13,15 @@ from crispseg.ops.kernels import depthwise as kernels
 from crispseg.ops.kernels import depthwise_gradients as gradients
 from crispseg.ops.kernels import normalize_gradients
 from crispseg.ops.kernels.early import early
+from crispseg.ops.kernels.ncssd_launch import multiprocessors
 
 _BUSY = 512  # programs below which a large GPU has idle processors; strips get shorter until there are as many
 _HELD = 8  # channels that a thread loads at once: up to so many elements, it works on one pixel
 _PARTS = 10  # what a strip leaves of the weight's and the bias' gradients: nine taps and the bias
+_RESIDENT = 4  # programs of the kernel of gradients that run on a multiprocessor at once
+_BESIDES = 5  # rows that its strips cost beside their own: the two around them, the taps and the sums
+_HEIGHTS = (64, 32, 16, 8, 4)  # of its strips
+_PAIRING = "3.6."  # versions of Triton that lay out registers as PAIRS wants it
 
 
 class Tiles(NamedTuple):
@@ -67,28 +72,37 @@ def backward(
     activation: str,
     stride: int,
     tiles: Tiles | None = None,
+    out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Gradients for x, weight and bias, each in its own dtype; `gradient` is that of `forward`'s result."""
-    x, weight, gradient = _pixels_contiguous(x), _taps_even(weight), gradient.contiguous()
+    """Gradients for x, weight and bias, each in its own dtype; `gradient` is that of `forward`'s result. That for x is
+    written to `out` if given, which may be a view into a wider map."""
+    x, weight, gradient = _pixels_contiguous(x), _packed(weight), gradient.contiguous()
     g = gradient
     if activation != "none":
         g = torch.empty_like(gradient)
         _convolve(x, weight, bias, gradient, g, None, False, activation, stride, None)
     batch, out_height, out_width, channels = g.shape
-    tiles = tiles or _with_rows(g, 8, _channel_block(channels), (32, 16, 8, 4))
+    together = 4 if stride == 1 else 1  # columns of a thread
+    tiles = tiles or _gradient_tiles(g, together)
     grid = _grid(g, tiles)
     strips = grid[0] * batch
-    dx = x.new_empty(x.shape)
+    dx = x.new_empty(x.shape) if out is None else out
     parts = torch.empty((strips, _PARTS, channels), dtype=torch.float32, device=x.device)
-    strides, align = _aligned(x)
+    (image, row, _), align = _aligned(x)
+    (dx_image, dx_row, _), dx_align = _aligned(dx)
     gradients.gradients[grid](
-        g, x, weight, dx, parts, x.shape[1], x.shape[2], out_height, out_width, channels, *strides,
-        weight.stride(0), weight.stride(3), STRIDE=stride, RESIDUAL=residual and activation == "none", ALIGN=align,
-        WIDTH=tiles.width, CHANNELS=tiles.channels, ROWS=tiles.rows, num_warps=tiles.warps,
+        g, x, weight, dx, parts, x.shape[1], x.shape[2], out_height, out_width, image, row, dx_image, dx_row,
+        weight.stride(0), weight.stride(3), C=channels, PIXEL=x.stride(2), ALIGN=align, DX_PIXEL=dx.stride(2),
+        DX_ALIGN=dx_align, STRIDE=stride, RESIDUAL=residual and activation == "none", PIXELS=together,
+        WIDTH=tiles.width // together, CHANNELS=tiles.channels, ROWS=tiles.rows,
+        EXACT=channels % tiles.channels == 0, PAIRS=_paired(tiles, together, weight, g, x, dx), num_warps=tiles.warps,
+        **early(x.device),
     )  # fmt: skip
     dw = torch.empty(weight.shape, dtype=weight.dtype, device=x.device)
     db = None if bias is None else torch.empty_like(bias)
-    gradients.add_parts[(triton.cdiv(channels, 32), _PARTS)](parts, dw, db, strips, channels, STRIPS=64, CHANNELS=32)
+    gradients.add_parts[(triton.cdiv(channels, 16), _PARTS)](
+        parts, dw, db, strips, channels, STRIPS=128, CHANNELS=16, num_warps=4, **early(x.device)
+    )
     return dx.add_(gradient) if residual and activation != "none" else dx, dw, db
 
 
@@ -124,10 +138,10 @@ def _convolve(
     stride: int,
     tiles: Tiles | None,
 ) -> None:
-    channels, weight = x.shape[-1], _taps_even(weight)
+    channels, weight = x.shape[-1], _packed(weight)
     if tiles is None:
         block = _channel_block(channels)
-        tiles = _with_rows(out, 512 // block, block, (8, 4, 2, 1))
+        tiles = _with_rows(out, 512 // block, block, (8, 4, 2, 1) if gradient is None else (16, 8, 4, 2, 1))
     normed, gamma, beta, eps = norm or (None, None, None, 0.0)
     (image, row, _), align = _aligned(x)
     kernels.convolve[_grid(out, tiles)](
@@ -153,6 +167,28 @@ def _with_rows(out: Tensor, width: int, channels: int, choices: tuple[int, ...],
     return tiles
 
 
+def _gradient_tiles(g: Tensor, together: int) -> Tiles:
+    """Strips of the height that takes the fewest turns, by the rows of each."""
+    channels = _channel_block(g.shape[3])
+    width = min((1024 if together > 1 else 512) // channels, triton.next_power_of_2(max(g.shape[2], together)))
+    places = _RESIDENT * multiprocessors(g.device)
+
+    def rows_in_turn(tiles: Tiles) -> int:
+        return triton.cdiv(math.prod(_grid(g, tiles)), places) * (tiles.rows + _BESIDES)
+
+    return min((Tiles(width, channels, rows) for rows in _HEIGHTS), key=rows_in_turn)
+
+
+def _paired(tiles: Tiles, together: int, weight: Tensor, *maps: Tensor) -> bool:
+    """Whether the compiler lays out the taps and all these maps alike: all are aligned, and a thread has no more
+    channels than it loads at once even in float32. Only for versions of it whose results were checked on a GPU."""
+    if not triton.__version__.startswith(_PAIRING):
+        return False
+    few = tiles.width // together * tiles.channels <= 4 * 32 * tiles.warps
+    even = weight.stride(3) % 16 == 0 and all(math.gcd(8, *x.stride()[:3]) == 8 for x in maps)
+    return few and even and all(x.data_ptr() % 16 == 0 for x in (weight, *maps))
+
+
 def _grid(out: Tensor, tiles: Tiles) -> tuple[int, int, int]:
     batch, height, width, channels = out.shape
     strips = triton.cdiv(height, tiles.rows) * triton.cdiv(width, tiles.width)
@@ -163,9 +199,14 @@ def _pixels_contiguous(x: Tensor) -> Tensor:
     return x if x.stride(3) == 1 else x.contiguous()
 
 
-def _taps_even(weight: Tensor) -> Tensor:
-    """A weight (C, 1, 3, 3) whose nine taps are evenly spaced in memory."""
-    return weight if weight.stride(2) == 3 * weight.stride(3) else weight.contiguous()
+def _packed(weight: Tensor) -> Tensor:
+    """A weight (C, 1, 3, 3) with its channels side by side in memory and its nine taps evenly spaced."""
+    if weight.stride(0) == 1 and weight.stride(2) == 3 * weight.stride(3):
+        return weight
+    channels = weight.shape[0]
+    taps, out = weight.reshape(channels, 9), weight.new_empty((9, channels))
+    kernels.pack[(triton.cdiv(channels, 64),)](taps, out, channels, *taps.stride(), CHANNELS=64, **early(out.device))
+    return out.t().view(weight.shape)
 
 
 def _aligned(x: Tensor) -> tuple[tuple[int, ...], int]:

@@ -1,7 +1,7 @@
 """The gated mixer with gradients, from Triton kernels that others use too; `gated_training.py` says what it computes.
 
 Forward: the convolution, the sums, the read-out, then LayerNorm and gate in one. Backward: norm and gate in one, the
-mixing's two sweeps, the gain rho = softplus(dt + bias) exp(log A), which is made again from dt, and the convolution:
+mixing's three sweeps, the gain rho = softplus(dt + bias) exp(log A), which is made again from dt, and the convolution:
 
     ddt = drho exp(log A) sigmoid(dt + bias)    dbias = sum ddt    dlog A = sum drho rho
 """
@@ -111,7 +111,7 @@ def forward(given: Given) -> tuple[Tensor, Tensor, Tensor, States]:
 
 
 def backward(given: Given, gradient: Tensor, xbc: Tensor, y: Tensor, *sums: Tensor) -> tuple[Tensor, ...]:
-    """Of what is given, but for gates that are not. Those of z and dt are written where they belong at once."""
+    """Of what is given, but for gates that are not. Those of z, xbc and dt are written where they belong at once."""
     z, raw, dt = given.split(given.projected)
     result = torch.empty(given.projected.shape, dtype=raw.dtype, device=raw.device)
     dz, draw, _ = given.split(result)
@@ -123,12 +123,12 @@ def backward(given: Given, gradient: Tensor, xbc: Tensor, y: Tensor, *sums: Tens
     mean_of_skip = given.skip_before and given.gates.use_mean
     kv, k, q, mu = sums
     problem = Problem(v, b, c, rho.flatten(1, 2), given.d, given.gates, given.normalized, mean_of_skip, kv, k, q, mu)
-    dv, db, dc, drho, dd, *of_gates = mixing_gradients(problem, dy.view(v.shape))
+    dxbc = torch.empty_like(xbc, memory_format=torch.contiguous_format)
+    _, _, _, drho, dd, *of_gates = mixing_gradients(problem, dy.view(v.shape), dxbc.flatten(1, 2))
     of_gain = gain_gradients(drho, dt, given.dt_bias, given.a_log, result[..., z.shape[-1] + raw.shape[-1] :])
-    dxbc = torch.cat([dv.flatten(2), db, dc], -1).view(xbc.shape)
-    dx, dw, dbias = depthwise_launch.backward(dxbc, raw, given.conv_weight, given.conv_bias, False, "silu", 1)
+    convolution = given.conv_weight, given.conv_bias, False, "silu", 1
+    _, dw, dbias = depthwise_launch.backward(dxbc, raw, *convolution, out=draw)
     assert dbias is not None
-    draw.copy_(dx)
     return result, dw, dbias, *of_gain, dd, *of_gates, *of_norm
 
 

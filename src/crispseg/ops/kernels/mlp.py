@@ -27,7 +27,10 @@ class Tiles(NamedTuple):
 
 
 _FORWARD = Tiles(32, 128, 4)
-_BACKWARD = Tiles(16, 128, 4)
+
+
+def _backward_tiles(rows: int) -> Tiles:
+    return Tiles(32, 128, 8) if rows >= 1 << 17 else Tiles(8, 128, 4)
 
 
 @triton.jit
@@ -107,13 +110,14 @@ def gelu(h: Tensor, bias: Tensor, tiles: Tiles = _FORWARD) -> Tensor:
 
 
 def gelu_gradients_(
-    du: Tensor, h: Tensor, bias: Tensor, g: Tensor, bias2: Tensor, tiles: Tiles = _BACKWARD
+    du: Tensor, h: Tensor, bias: Tensor, g: Tensor, bias2: Tensor, tiles: Tiles | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """u = gelu(h + bias), and the gradients of both biases; du (rows, hidden), u's gradient, becomes that of h.
 
     g (rows, width) is the gradient of the MLP's result. All are contiguous.
     """
     (rows, hidden), width = h.shape, g.shape[1]
+    tiles = tiles or _backward_tiles(rows)
     across = triton.cdiv(hidden, tiles.columns) + triton.cdiv(width, tiles.columns)
     chunk, count = cut(rows, across, tiles.rows, tiles.warps, h.device)
     u, db1, db2 = torch.empty_like(h), torch.empty_like(bias), torch.empty_like(bias2)

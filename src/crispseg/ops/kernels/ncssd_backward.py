@@ -22,7 +22,7 @@ there r_i = lift G_i + mu dmu / L.
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -47,10 +47,11 @@ from crispseg.ops.spec import Gates, normaliser_floor
 # By kernel, in bfloat16; the largest tokens that leave no multiprocessor idle are taken, at most these.
 TILINGS = {
     "state_gradients": Tiling(64, 4, 3),
-    "query_gradients": Tiling(64, 4, 2),
+    "query_gradients": Tiling(64, 4, 3),
     "token_gradients": Tiling(64, 4, 3),
 }
-_WIDEST = {"state_gradients": 64, "query_gradients": 128}  # columns of all heads' that a program takes at a time
+_WIDEST = 64  # columns of all heads' that a program takes at a time
+_REGISTERS = {"state_gradients": 168, "query_gradients": 168}  # at most: three programs share a multiprocessor
 _MOST_PARTS = 64  # of dk, that every block of tokens adds up for itself
 _MOST_CHUNKS = 128  # that the sum over an image's tokens is split into, as `combine` adds them
 _COMBINED = 16  # columns that a program of `combine` takes
@@ -110,19 +111,29 @@ class Combined(NamedTuple):
         return self.dq.shape[1]
 
 
-def gradients(given: Problem, grad: Tensor) -> list[Tensor]:
-    """Of v, b, c, rho, d and of those gates that are not None. `grad` (B, L, H, P) in any precision."""
+def gradients(given: Problem, grad: Tensor, out: Tensor | None = None) -> list[Tensor]:
+    """Of v, b, c, rho, d and of those gates that are not None. `grad` (B, L, H, P) in any precision. With `out`
+    (B, L, H*P + 2N), contiguous, those of v, b and c are views of it, side by side."""
     grad = (grad if grad.dtype in DTYPES else grad.float()).flatten(2)  # (B, L, H*P), as the values below
     values = given.v.flatten(2)
+    dv, db, dc = _results(given, out)
     combined = _combine(given, *_state_gradients(given, grad))
-    dc, dk = _query_gradients(given, grad, combined)
+    dk = _query_gradients(given, grad, combined, dc)
     dv_mean = by_skip = None
     if given.mean_of_skip:
         dv_mean, by_skip = _through_the_mean(given, grad, values, combined)
-    of_tokens, parts = _token_gradients(given, grad, values, combined, dk, dv_mean)
+    drho, *parts = _token_gradients(given, grad, values, combined, dk, dv_mean, dv, db)
     dd, of_gates = _parameter_gradients(given, combined, parts)
-    dv, db, drho = of_tokens
-    return [dv, db, dc, drho, dd if by_skip is None else by_skip, *of_gates]
+    return [dv.view(given.v.shape), db, dc, drho, dd if by_skip is None else by_skip, *of_gates]
+
+
+def _results(given: Problem, out: Tensor | None) -> tuple[Tensor, ...]:
+    """Where the gradients of v, as (B, L, H*P), b and c go."""
+    if out is not None:
+        return out.split([given.sizes.inner, given.sizes.state, given.sizes.state], dim=-1)
+    batch, tokens, _, _, state = given.sizes
+    sizes = (given.v, given.sizes.inner), (given.b, state), (given.c, state)
+    return tuple(x.new_empty(batch, tokens, width) for x, width in sizes)
 
 
 def _tiling(name: str, rows: int, given: Problem) -> Tiling:
@@ -145,9 +156,16 @@ def _is_large(sizes: Sizes) -> bool:
     return max(sizes.state, sizes.width) > 64
 
 
-def _columns(name: str, given: Problem) -> int:
-    widest = min(_WIDEST[name], 64) if _is_large(given.sizes) else _WIDEST[name]
-    return min(widest if given.product == "bf16" else 32, padded(given.sizes.inner))
+def _columns(given: Problem) -> int:
+    return min(_WIDEST if given.product == "bf16" else 32, padded(given.sizes.inner))
+
+
+def _launch(name: str, tiling: Tiling, given: Problem) -> dict[str, Any]:
+    """What a kernel is compiled for by its tiling, and how it is launched."""
+    options = launch(tiling, given.v.device)
+    if name in _REGISTERS and tiling.warps == TILINGS[name].warps:
+        options["maxnreg"] = _REGISTERS[name]
+    return {"TOKENS": tiling.tokens, "EVEN": given.sizes.tokens % tiling.tokens == 0, **options}
 
 
 def _chunks(rows: int, tiling: Tiling, given: Problem) -> tuple[int, int]:
@@ -160,7 +178,7 @@ def _chunks(rows: int, tiling: Tiling, given: Problem) -> tuple[int, int]:
 def _state_gradients(given: Problem, grad: Tensor) -> tuple[Tensor, Tensor]:
     """dA (B, splits, N, H*P) and dshift (B, splits, H*P)."""
     batch, tokens, _, _, state = given.sizes
-    inner, columns = given.sizes.inner, _columns("state_gradients", given)
+    inner, columns = given.sizes.inner, _columns(given)
     rows = batch * triton.cdiv(inner, columns)
     tiling = _tiling("state_gradients", rows, given)
     chunk, splits = _chunks(rows, tiling, given)
@@ -168,8 +186,8 @@ def _state_gradients(given: Problem, grad: Tensor) -> tuple[Tensor, Tensor]:
     dshift = da.new_empty(batch, splits, inner)
     kernels.state_gradients[(triton.cdiv(inner, columns), splits, batch)](
         grad, given.c, given.k, da, dshift, tokens, chunk, given.floor, *grad.stride(), *given.c.stride(),
-        N=state, NP=padded(state), WIDTH=inner, COLUMNS=columns, TOKENS=tiling.tokens, NORMALIZED=given.normalized,
-        PRODUCT=given.product, **launch(tiling, grad.device),
+        N=state, NP=padded(state), WIDTH=inner, COLUMNS=columns, NORMALIZED=given.normalized, PRODUCT=given.product,
+        **_launch("state_gradients", tiling, given),
     )  # fmt: skip
     return da, dshift
 
@@ -195,49 +213,52 @@ def _combine(given: Problem, da: Tensor, dshift: Tensor) -> Combined:
     return found
 
 
-def _query_gradients(given: Problem, grad: Tensor, combined: Combined) -> tuple[Tensor, Tensor]:
-    """That of c (B, L, N), and dk (B, parts, N)."""
+def _query_gradients(given: Problem, grad: Tensor, combined: Combined, dc: Tensor) -> Tensor:
+    """dk (B, parts, N); that of c is written to dc (B, L, N)."""
     batch, tokens, _, _, state = given.sizes
     c = given.c
     tiling = _tiling("query_gradients", batch, given)
     tiles = triton.cdiv(tokens, tiling.tokens)
-    dc = torch.empty_like(c, memory_format=torch.contiguous_format)
     dk = torch.empty(batch, tiles, state, dtype=torch.float32, device=grad.device)
     kernels.query_gradients[(tiles, batch)](
         grad, c, given.k, combined.state, combined.lift, combined.dq, combined.dlift, dc, dk, tokens, given.floor,
-        *grad.stride(), *c.stride(),
+        *grad.stride(), *c.stride(), dc.stride(1),
         N=state, NP=padded(state), PARTS_OF_Q=combined.parts, WIDTH=given.sizes.inner,
-        COLUMNS=_columns("query_gradients", given), TOKENS=tiling.tokens, NORMALIZED=given.normalized,
-        PRODUCT=given.product, **launch(tiling, grad.device),
+        COLUMNS=_columns(given), NORMALIZED=given.normalized, PRODUCT=given.product,
+        **_launch("query_gradients", tiling, given),
     )  # fmt: skip
-    if tiles > _MOST_PARTS and given.normalized:
-        dk = dk.sum(1, keepdim=True)
-    return dc, dk
+    return dk.sum(1, keepdim=True) if tiles > _MOST_PARTS and given.normalized else dk
 
 
 def _token_gradients(
-    given: Problem, grad: Tensor, values: Tensor, combined: Combined, dk: Tensor, dv_mean: Tensor | None
-) -> tuple[list[Tensor], tuple[Tensor, Tensor]]:
-    """Those of v, b and rho; and of d and the residual gate (H, B*tiles), in parts."""
+    given: Problem,
+    grad: Tensor,
+    values: Tensor,
+    combined: Combined,
+    dk: Tensor,
+    dv_mean: Tensor | None,
+    dv: Tensor,
+    db: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """That of rho; and those of d and the residual gate (H, B*tiles), in parts. Those of v and b are written to dv
+    (B, L, H*P) and db (B, L, N)."""
     batch, tokens, heads, _, _ = given.sizes
     tiling = _tiling("token_gradients", batch * (1 + heads), given)
     tiles = triton.cdiv(tokens, tiling.tokens)
-    results = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (given.v, given.b, given.rho)]
+    drho = torch.empty_like(given.rho, memory_format=torch.contiguous_format)
     dskip = torch.empty(heads, batch * tiles, dtype=torch.float32, device=grad.device)
     dresidual = torch.empty_like(dskip)
     kernels.token_gradients[((1 + heads) * tiles, batch)](
         grad, values, given.b, given.rho, given.gates.residual, combined.skip, combined.dsums, dk, combined.dmean,
-        dv_mean, *results, dskip, dresidual, tokens, dk.shape[1],
-        *(stride for x in (grad, values, given.b, given.rho) for stride in x.stride()),
-        **given.sizes.fixed, H=heads, PARTS_OF_Q=combined.parts, TOKENS=tiling.tokens, NORMALIZED=given.normalized,
-        PRODUCT=given.product, **launch(tiling, grad.device),
+        dv_mean, dv, db, drho, dskip, dresidual, tokens, dk.shape[1],
+        *(stride for x in (grad, values, given.b, given.rho) for stride in x.stride()), dv.stride(1), db.stride(1),
+        **given.sizes.fixed, H=heads, PARTS_OF_Q=combined.parts, NORMALIZED=given.normalized, PRODUCT=given.product,
+        **_launch("token_gradients", tiling, given),
     )  # fmt: skip
-    return results, (dskip, dresidual)
+    return drho, dskip, dresidual
 
 
-def _parameter_gradients(
-    given: Problem, combined: Combined, parts: tuple[Tensor, Tensor]
-) -> tuple[Tensor, list[Tensor]]:
+def _parameter_gradients(given: Problem, combined: Combined, parts: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
     """That of d, without what reaches it through the mean; and of the gates."""
     batch, _, heads, width, _ = given.sizes
     gates = given.gates

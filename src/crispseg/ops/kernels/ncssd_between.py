@@ -9,7 +9,7 @@ import triton.language as tl
 
 from crispseg.ops.kernels.early import after_the_kernel_before
 from crispseg.ops.kernels.ncssd import at, block
-from crispseg.ops.kernels.ncssd_gradients import sum_of
+from crispseg.ops.kernels.ncssd_gradients import state_block, sum_of
 from crispseg.ops.kernels.precision import rounded
 
 
@@ -77,9 +77,14 @@ def combine(
     place = n[:, None] * WIDTH + columns[None, :]
     total = tl.zeros((NP, COLUMNS), tl.float32)  # dA
     shift = tl.zeros((COLUMNS,), tl.float32)
+    ALL: tl.constexpr = N == NP and WIDTH % COLUMNS == 0
     for split in tl.range(0, splits, loop_unroll_factor=4):
-        total += tl.load(at(dstate_parts, batch * splits + split, N * WIDTH) + place, mask=inside, other=0.0)
-        shift += tl.load(at(dshift_parts, batch * splits + split, WIDTH) + columns, mask=here, other=0.0)
+        part = batch * splits + split
+        total += state_block(at(dstate_parts, part, N * WIDTH), n, columns, WIDTH, N, WIDTH, ALL)
+        if ALL:
+            shift += tl.load(at(dshift_parts, part, WIDTH) + columns)
+        else:
+            shift += tl.load(at(dshift_parts, part, WIDTH) + columns, mask=here, other=0.0)
 
     heads = columns // P
     gained = one_plus(omega, heads, H)

@@ -58,9 +58,6 @@ TILINGS = {
     "query_and_reduce": Tiling(32, 4, 2, waves=4),
     "read_out": Tiling(32, 4, 3, waves=4),
     "read_out_gated": Tiling(32, 4, 3),
-    "state_gradients": Tiling(32, 4, 2),
-    "query_moments": Tiling(64, 4, 2, waves=1),
-    "token_gradients": Tiling(64, 8, 2),
 }
 FORCED: dict[str, Tiling] = {}  # tilings taken as they are, for a benchmark's sweep
 

@@ -20,37 +20,42 @@ import triton.language as tl
 from torch import Tensor
 
 from crispseg.ops.kernels.early import after_the_kernel_before, early
-from crispseg.ops.kernels.ncssd import sum_parts
+from crispseg.ops.kernels.ncssd_gradients import sum_rows
 from crispseg.ops.kernels.ncssd_launch import multiprocessors
 from crispseg.ops.kernels.normalize import Rows, places_of, standardised
+from crispseg.ops.kernels.precision import widened
 
-_ADDED = 32  # columns that a program adds up
+_ADDED = 16  # columns that a program adds up
+_MOST_ADDED = 512  # parts that it loads at once
+_ADDING_WARPS = 16
 
 
 class Tiles(NamedTuple):
     """How rows are spread: elements of a program at a time, in whole rows; its warps; programs per multiprocessor at
-    most; and blocks of rows that a program has at least, as every program leaves a part to be added."""
+    most; blocks of rows that a program has at least, as every program leaves a part to be added; and how many of them
+    are on their way or worked on at once."""
 
     elements: int
     warps: int
     waves: int
     least: int = 4
+    stages: int = 3
 
 
 def tiles_for(width: int) -> Tiles:
-    return Tiles(1024, 4, 6) if width <= 2048 else Tiles(4096, 8, 3)
+    return Tiles(1024, 4, 5) if width <= 2048 else Tiles(4096, 8, 3, stages=1)
 
 
 @triton.jit
 def _gradients(
     gradient, x, gate, added, weight, bias, dx, dgate, parts, count, blocks, eps, gate_row, dgate_row,
     ALIGN: tl.constexpr, DALIGN: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    EARLY: tl.constexpr,
+    STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """dx (plus `added`), dgate, and this program's part of dweight and dbias."""
+    """dx (plus `added`), dgate, and this program's part of dweight and dbias. Blocks of rows come through shared memory
+    while others are worked on: loads to registers would be put off until each is needed, one after the other."""
     after_the_kernel_before(EARLY)
     programs = tl.num_programs(0)
-    first = tl.program_id(0).to(tl.int64) * ROWS
     rows, columns = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     used = columns < WIDTH
     gain = tl.load(weight + columns, mask=used, other=0.0).to(tl.float32)[None, :]
@@ -58,40 +63,44 @@ def _gradients(
     places = rows[:, None] * WIDTH + columns[None, :]
     dgain = tl.zeros((ROWS, COLUMNS), tl.float32)
     dshift = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for _ in range(tl.program_id(0), blocks, programs):
+    for index in tl.range(tl.program_id(0), blocks, programs, num_stages=STAGES):
+        first = index * tl.full((), ROWS, tl.int64)
         inside = (rows < count - first)[:, None] & used[None, :]
         here = first * WIDTH
         raw = tl.load(x + here + places, mask=inside, other=0.0)
-        g = tl.load(gradient + here + places, mask=inside, other=0.0).to(tl.float32)
+        g = widened(tl.load(gradient + here + places, mask=inside, other=0.0))
         if added is not None:
             more = tl.load(added + here + places, mask=inside, other=0.0)
         if gate is not None:
             by = tl.load(gate + places_of(first, rows, columns, gate_row, ALIGN), mask=inside, other=0.0)
-        standard, scale = standardised(raw.to(tl.float32), columns, eps, WIDTH, COLUMNS)
+        standard, scale = standardised(widened(raw), columns, eps, WIDTH, COLUMNS)
         if gate is not None:
             of_gate = g * (standard * gain + shift)
             place = places_of(first, rows, columns, dgate_row, DALIGN)
             tl.store(dgate + place, of_gate.to(dgate.dtype.element_ty), mask=inside)
-            g *= by.to(tl.float32)
+            g *= widened(by)
         dgain += g * standard
         dshift += g
         g *= gain
-        along = tl.sum(g * standard, 1) / WIDTH
-        d = (g - (tl.sum(g, 1) / WIDTH)[:, None] - standard * along[:, None]) * scale[:, None]
+        along, mean = tl.sum(g * standard, 1) / WIDTH * scale, tl.sum(g, 1) / WIDTH * scale
+        d = g * scale[:, None] - (standard * along[:, None] + mean[:, None])
         if added is not None:
-            d += more.to(tl.float32)
+            d += widened(more)
         tl.store(dx + here + places, d.to(dx.dtype.element_ty), mask=inside)
-        first += programs * ROWS
     parts += tl.program_id(0) * 2 * WIDTH + columns
     tl.store(parts, tl.sum(dgain, 0), mask=used)
     tl.store(parts + WIDTH, tl.sum(dshift, 0), mask=used)
 
 
 @triton.jit
-def _add_pairs(parts, first, second, count, width, COLUMNS: tl.constexpr, EARLY: tl.constexpr):
+def _add_pairs(
+    parts, first, second, count, width,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """EVEN: no column lies outside."""
     after_the_kernel_before(EARLY)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    total = sum_parts(parts, count, column, 2 * width)
+    total = sum_rows(parts, count, column, 2 * width, ROWS, EVEN)
     tl.store(first + column, total.to(first.dtype.element_ty), mask=column < width)
     total = total.to(second.dtype.element_ty)
     tl.store(second + column - width, total, mask=(column >= width) & (column < 2 * width))
@@ -101,9 +110,11 @@ def add_pairs(parts: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Ten
     """The sums over parts (count, 2, width) of either half, each like the parameter (width,) that it belongs to."""
     sums = torch.empty_like(first), torch.empty_like(second)
     count, _, width = parts.shape
+    rows = min(_MOST_ADDED, triton.next_power_of_2(count))
     _add_pairs[(triton.cdiv(2 * width, _ADDED),)](
-        parts, *sums, count, width, COLUMNS=_ADDED, num_warps=4, **early(parts.device)
-    )
+        parts, *sums, count, width, ROWS=rows, COLUMNS=_ADDED, EVEN=2 * width % _ADDED == 0,
+        num_warps=_ADDING_WARPS, **early(parts.device),
+    )  # fmt: skip
     return sums
 
 
@@ -128,14 +139,15 @@ def gradients(
     rows = max(1, tiles.elements // columns)
     count = x.numel() // width
     blocks = triton.cdiv(count, rows)
-    programs = max(1, min(blocks // tiles.least, tiles.waves * multiprocessors(x.device)))
+    most = max(1, min(blocks // tiles.least, tiles.waves * multiprocessors(x.device)))
+    programs = max(1, triton.cdiv(blocks, max(1, triton.cdiv(blocks, most))))  # that have equally many
     dx = torch.empty_like(x)
     parts = torch.empty((programs, 2, width), dtype=torch.float32, device=x.device)
     by, result = (None, None) if gate is None else (Rows.of(gate[0]), Rows.to(gate[1]))
     _gradients[(programs,)](
         gradient, x, by and by.tensor, added, weight, bias, dx, result and result.tensor, parts, count, blocks, eps,
         by.distance if by else 1, result.distance if result else 1, ALIGN=by.align if by else 1,
-        DALIGN=result.align if result else 1, WIDTH=width, ROWS=rows, COLUMNS=columns, num_warps=tiles.warps,
-        **early(x.device),
+        DALIGN=result.align if result else 1, WIDTH=width, ROWS=rows, COLUMNS=columns, STAGES=tiles.stages,
+        num_warps=tiles.warps, **early(x.device),
     )  # fmt: skip
     return dx, *add_pairs(parts, weight, bias)

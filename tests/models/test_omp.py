@@ -17,8 +17,8 @@ from crispseg.models.omp import (
     OMPHead,
     TopDownNeck,
     TwoWayLayer,
-    match,
 )
+from crispseg.ops.cosines import match
 
 WIDTHS = (8, 16, 24, 32)
 

@@ -15,7 +15,7 @@ from crispseg.losses import orthogonality_loss
 from crispseg.models.base import SegmentationModel
 from crispseg.models.crisp import CRISP
 from crispseg.models.layers import resize
-from crispseg.models.omp import match
+from crispseg.ops.cosines import match
 from crispseg.ops.spec import widened
 
 USED = 0.01  # a prototype with a smaller share of its class's pixels counts as unused

@@ -19,8 +19,9 @@ from crispseg.exact.resize import BandResize
 from crispseg.exact.stream import Stream, apply, bands, convolution, slide
 from crispseg.models.crisp import CRISP
 from crispseg.models.layers import to_channels_first, to_channels_last
-from crispseg.models.omp import Attention, ConcatNeck, DynamicTokens, OMPHead, TopDownNeck, TwoWayLayer, match
+from crispseg.models.omp import Attention, ConcatNeck, DynamicTokens, OMPHead, TopDownNeck, TwoWayLayer
 from crispseg.models.vssd import VSSD
+from crispseg.ops.cosines import match
 from crispseg.ops.spec import widened
 
 

@@ -20,7 +20,6 @@ from crispseg.errors import UserError
 from crispseg.models.layers import ConvNorm
 from crispseg.ops import residual_attention
 from crispseg.ops.cosines import best_match
-from crispseg.ops.cosines import match as match
 from crispseg.ops.cross_attention import attention, few_tokens_attention, takes
 from crispseg.ops.mlp import linear
 from crispseg.ops.normalize import layer_norm

@@ -20,8 +20,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _fixed_seed() -> None:
+def _same_start() -> None:
+    """Whatever ran before: training switches TF32 on for the whole process."""
     torch.manual_seed(0)
+    torch.set_float32_matmul_precision("highest")
 
 
 def relative_error(x: torch.Tensor, truth: torch.Tensor) -> float:

@@ -5,13 +5,19 @@
 
 Words key=value change the training config. Without --data it generates images with the sizes of the dubai set. The
 loader keeps the device fed when "training" is close to "steps" and "loader" is above both.
+
+No number without a check: the gradients of the first batch must be as close to those of torch's formulas in float32 as
+the formulas' own gradients in this precision are, or twice that. It takes the memory of a float32 step.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
+import dataclasses
 import itertools
 import json
+import math
 import platform
 import tempfile
 import time
@@ -23,13 +29,17 @@ import torch
 from kernel_profile import added, launches, table  # beside this file
 from loader import generate
 
+from crispseg import ops
+from crispseg.bench.check import relative_error
 from crispseg.data import make_loader, open_folder
 from crispseg.files import write_json, write_text
 from crispseg.ops.choice import kernels_wanted
 from crispseg.train.config import TrainConfig, train_config
 from crispseg.train.distributed import Processes
 from crispseg.train.setup import build_model, choose_device, choose_workers, complete, training_set
-from crispseg.train.step import Part, Stepper, use_fast_kernels
+from crispseg.train.step import Part, Stepper, pixel_shares, use_fast_kernels
+
+_SLACK = 1e-4  # errors that need no comparison: sums in another order
 
 
 def measure(
@@ -55,6 +65,10 @@ def measure(
         return _images_per_second(parts, work, config.batch_size or 1, warm_up, steps, device)
 
     part = next(batches())
+    errors = _checked(stepper, part)
+    if device == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
     speeds = {"steps": timed(itertools.repeat(part), train_on)}
     if profile is not None:
         name = f"{config.model.name}: one training step, {config.batch_size} crops of {config.crop} px"
@@ -75,8 +89,37 @@ def measure(
         "graph": config.graph,
         "kernels": kernels_wanted(),
         **speeds,
+        **errors,
         "peak_gpu_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2) if device == "cuda" else None,
     }
+
+
+def _checked(stepper: Stepper, part: Part) -> dict[str, float]:
+    """The relative error of the gradients as they are to be timed, and of the formulas' in the same precision."""
+    formulas = copy.deepcopy(stepper.model)
+    eager = dataclasses.replace(stepper.config, compile=False, graph=False)
+    found = _gradients(stepper, part)
+    with ops.only("torch"):
+        same = _gradients(Stepper(formulas, eager, stepper.processes), part)
+        exact = dataclasses.replace(eager, precision="fp32")
+        torch.set_float32_matmul_precision("highest")
+        truth = _gradients(Stepper(formulas, exact, stepper.processes), part)
+        use_fast_kernels(stepper.processes.device)
+    error, formulas_error = relative_error(found, truth), relative_error(same, truth)
+    if not math.isfinite(error) or error > 2 * formulas_error + _SLACK:
+        raise SystemExit(f"wrong gradients: relative error {error}, of the formulas in this precision {formulas_error}")
+    return {"gradient error": error, "formulas' gradient error": formulas_error}
+
+
+def _gradients(stepper: Stepper, part: Part) -> tuple[torch.Tensor, ...]:
+    """Of the loss of one batch, all parameters' in one tensor; the same paths are dropped each time."""
+    device, model = stepper.processes.device, stepper.model.train()
+    images, labels = part.images.to(device), part.labels.to(device)
+    torch.manual_seed(0)
+    stepper._backward(images, labels, pixel_shares([labels], stepper.config.loss, stepper.processes)[0])
+    found = torch.cat([p.grad.detach().flatten().clone() for p in model.parameters() if p.grad is not None])
+    model.zero_grad(set_to_none=True)
+    return (found,)
 
 
 def _images_per_second(

@@ -10,7 +10,7 @@ from crispseg.models.vssd import NCSSDMixer, VSSDConfig
 from crispseg.ops import Rule
 from crispseg.ops.depthwise import _depthwise3x3_norm
 from crispseg.ops.gated_training import _forward
-from crispseg.ops.kernels import gated_gradients, normalize_gradients
+from crispseg.ops.kernels import columns, gated_gradients, normalize_gradients
 from crispseg.ops.normalize import _layer_norm
 from tests.conftest import relative_error
 from tests.ops.interpreted_triton import RULES
@@ -38,7 +38,7 @@ def test_norm_of_a_transposed_map():
 
 @pytest.mark.parametrize("margin", [0, 3, 8])
 def test_every_cut_of_the_norms_gradients_gives_the_same(margin, monkeypatch):
-    monkeypatch.setattr(normalize_gradients, "_MOST_ADDED", 4)
+    monkeypatch.setattr(columns, "_MOST_PARTS", 4)
     x, weight, bias, gradient = torch.randn(23, 40), torch.randn(40), torch.randn(40), torch.randn(23, 40)
     gate, added = torch.randn(23, 40 + 2 * margin)[:, margin : margin + 40], torch.randn(23, 40)
     leaves = [t.double().requires_grad_() for t in (x, weight, bias, gate)]

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from crispseg.ops.kernels.columns import add_parts, added_at_once, cut
+from crispseg.ops.kernels.columns import add_parts, cut
 from crispseg.ops.kernels.early import after_the_kernel_before, early
 from crispseg.ops.kernels.precision import widened
 
@@ -27,6 +27,7 @@ class Tiles(NamedTuple):
     warps: int
 
 
+_JOINED = 4096  # parts x channels that a program joins
 _STATISTICS = Tiles(64, 4096, 8)
 _RESULT = Tiles(64, 4096, 4)
 _SUMS = Tiles(64, 2048, 4)
@@ -188,7 +189,8 @@ def statistics_(x: Tensor, running: Running, eps: float, tiles: Tiles = _STATIST
         x, parts, rows, chunk, WIDTH=width, ROWS=block, COLUMNS=columns, num_warps=tiles.warps, **early(x.device)
     )
     mean, scale = parts.new_empty(width), parts.new_empty(width)
-    held, columns = added_at_once(count)
+    held = triton.next_power_of_2(count)
+    columns = min(64, _JOINED // held)
     _join[(triton.cdiv(width, columns),)](
         parts, mean, scale, running.mean, running.variance, running.batches, rows, chunk, count, running.momentum, eps,
         WIDTH=width, PARTS=held, COLUMNS=columns, num_warps=4, **early(x.device),

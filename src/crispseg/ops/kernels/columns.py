@@ -14,12 +14,13 @@ import triton.language as tl
 from torch import Tensor
 
 from crispseg.ops.kernels.early import after_the_kernel_before, early
+from crispseg.ops.kernels.ncssd_gradients import sum_rows
 from crispseg.ops.kernels.ncssd_launch import multiprocessors
 from crispseg.ops.kernels.precision import widened
 
-_MOST_PARTS = 512
+_MOST_PARTS = 512  # that a program loads at once when they are added
+_ADDED, _ADDING_WARPS = 16, 16  # columns that it adds, and its warps
 _BUSY = 32  # warps at work on a multiprocessor
-_BLOCK = 4096  # parts x columns that one program adds
 _COLUMNS = 128  # the most that a program sums
 _SUMS, _RELU = (4096, 8), (2048, 4)  # elements of a block, and warps
 
@@ -85,9 +86,8 @@ def _add_parts(
 ):  # fmt: skip
     """Sum over parts (count, WIDTH): FIRST columns into one vector, the rest into another."""
     after_the_kernel_before(EARLY)
-    column, part = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, PARTS)
-    inside = (part < count)[:, None] & (column < WIDTH)[None, :]
-    total = tl.sum(tl.load(parts + part[:, None] * WIDTH + column[None, :], mask=inside, other=0.0), axis=0)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    total = sum_rows(parts, count, column, WIDTH, PARTS, WIDTH % COLUMNS == 0)
     tl.store(first + column, total.to(first.dtype.element_ty), mask=column < FIRST)
     if FIRST < WIDTH:
         rest = (column >= FIRST) & (column < WIDTH)
@@ -97,17 +97,11 @@ def _add_parts(
 def add_parts(parts: Tensor, first: Tensor, second: Tensor | None = None) -> None:
     """Sum over parts (parts, columns) into `first`, and what is left of the columns into `second`."""
     count, width = parts.shape
-    held, columns = added_at_once(count)
-    _add_parts[(triton.cdiv(width, columns),)](
-        parts, first, first if second is None else second, count, WIDTH=width, FIRST=first.shape[0], PARTS=held,
-        COLUMNS=columns, num_warps=4, **early(parts.device),
+    _add_parts[(triton.cdiv(width, _ADDED),)](
+        parts, first, first if second is None else second, count, WIDTH=width, FIRST=first.shape[0],
+        PARTS=min(_MOST_PARTS, triton.next_power_of_2(count)), COLUMNS=_ADDED, num_warps=_ADDING_WARPS,
+        **early(parts.device),
     )  # fmt: skip
-
-
-def added_at_once(count: int) -> tuple[int, int]:
-    """How many parts (all of them) and columns one program holds."""
-    held = triton.next_power_of_2(count)
-    return held, min(64, _BLOCK // held)
 
 
 class _Cut(NamedTuple):

@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from crispseg.ops.kernels import depthwise_launch, ncssd, normalize, normalize_gradients
+from crispseg.ops.kernels.columns import add_parts
 from crispseg.ops.kernels.early import after_the_kernel_before, early
 from crispseg.ops.kernels.ncssd_backward import Problem
 from crispseg.ops.kernels.ncssd_backward import gradients as mixing_gradients
@@ -206,4 +207,6 @@ def gain_gradients(drho: Tensor, dt: Tensor, dt_bias: Tensor, a_log: Tensor, ddt
         ALIGN=align, DALIGN=result.align, H=heads, ROWS=rows, COLUMNS=columns, WRITTEN=ddt.shape[-1], num_warps=4,
         **early(dt.device),
     )  # fmt: skip
-    return normalize_gradients.add_pairs(parts, dt_bias, a_log)
+    of_bias, of_log = torch.empty_like(dt_bias), torch.empty_like(a_log)
+    add_parts(parts.flatten(1), of_bias, of_log)
+    return of_bias, of_log

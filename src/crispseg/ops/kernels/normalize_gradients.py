@@ -19,15 +19,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from crispseg.ops.kernels.columns import add_parts
 from crispseg.ops.kernels.early import after_the_kernel_before, early
-from crispseg.ops.kernels.ncssd_gradients import sum_rows
 from crispseg.ops.kernels.ncssd_launch import multiprocessors
 from crispseg.ops.kernels.normalize import Rows, places_of, standardised
 from crispseg.ops.kernels.precision import widened
-
-_ADDED = 16  # columns that a program adds up
-_MOST_ADDED = 512  # parts that it loads at once
-_ADDING_WARPS = 16
 
 
 class Tiles(NamedTuple):
@@ -92,32 +88,6 @@ def _gradients(
     tl.store(parts + WIDTH, tl.sum(dshift, 0), mask=used)
 
 
-@triton.jit
-def _add_pairs(
-    parts, first, second, count, width,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    """EVEN: no column lies outside."""
-    after_the_kernel_before(EARLY)
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    total = sum_rows(parts, count, column, 2 * width, ROWS, EVEN)
-    tl.store(first + column, total.to(first.dtype.element_ty), mask=column < width)
-    total = total.to(second.dtype.element_ty)
-    tl.store(second + column - width, total, mask=(column >= width) & (column < 2 * width))
-
-
-def add_pairs(parts: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """The sums over parts (count, 2, width) of either half, each like the parameter (width,) that it belongs to."""
-    sums = torch.empty_like(first), torch.empty_like(second)
-    count, _, width = parts.shape
-    rows = min(_MOST_ADDED, triton.next_power_of_2(count))
-    _add_pairs[(triton.cdiv(2 * width, _ADDED),)](
-        parts, *sums, count, width, ROWS=rows, COLUMNS=_ADDED, EVEN=2 * width % _ADDED == 0,
-        num_warps=_ADDING_WARPS, **early(parts.device),
-    )  # fmt: skip
-    return sums
-
-
 def gradients(
     gradient: Tensor,
     x: Tensor,
@@ -150,4 +120,6 @@ def gradients(
         DALIGN=result.align if result else 1, WIDTH=width, ROWS=rows, COLUMNS=columns, STAGES=tiles.stages,
         num_warps=tiles.warps, **early(x.device),
     )  # fmt: skip
-    return dx, *add_pairs(parts, weight, bias)
+    dweight, dbias = torch.empty_like(weight), torch.empty_like(bias)
+    add_parts(parts.flatten(1), dweight, dbias)
+    return dx, dweight, dbias

@@ -2,7 +2,8 @@
 
   python benchmarks/profile_fused.py --model crisp_tiny --batch 1 16 --out profile.md
 
-The model is replayed from a CUDA graph. How kernels that overlap are counted is said in `kernel_profile.py`.
+The model is replayed from a CUDA graph, once its output agrees with the model's in float32. How
+kernels that overlap are counted is said in `kernel_profile.py`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from kernel_profile import added, launches, table  # beside this file
 
 import crispseg
+from crispseg.bench.check import NETWORK_BOUNDS, relative_error
 from crispseg.bench.settings import DTYPES
 from crispseg.files import write_text
 from crispseg.fused.graphs import Recorder, Recording
@@ -46,11 +48,15 @@ def main() -> None:
     args = parser.parse_args()
     torch.backends.cudnn.benchmark = True
     torch.manual_seed(0)
-    fused = crispseg.create_model(args.model).eval().cuda().fused(DTYPES[args.precision], graphs=False)
+    model = crispseg.create_model(args.model).eval().cuda()
+    fused = model.fused(DTYPES[args.precision], graphs=False)
     parts = [f"# {args.model}.fused() on one {torch.cuda.get_device_name()}, torch {torch.__version__}\n"]
     for batch in args.batch:
         image = torch.randn(batch, 3, args.size, args.size, device="cuda").to(DTYPES[args.precision])
         recording = Recorder().record(lambda x: (fused(x),), (image,))
+        error = relative_error(recording.run(), (model(image.float()),))
+        if error > NETWORK_BOUNDS[args.precision]:
+            raise SystemExit(f"batch {batch}: relative error {error:.1e}; not timed")
         title = f"batch {batch}, {args.size} px, {args.precision}"
         parts.append(table(title, milliseconds(recording), added(launches(recording.run))))
     text = "\n".join(parts)

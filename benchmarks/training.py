@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._inductor.config
 from kernel_profile import added, launches, table  # beside this file
 from loader import generate
 
@@ -51,6 +52,7 @@ def measure(
     assert config.batch_size is not None
     processes = Processes(torch.device(device))
     use_fast_kernels(processes.device)
+    torch._inductor.config.fallback_random = True  # compiled code drops the paths that torch's operations would
     dataset, workers = training_set(config, folder), choose_workers(config, processes.device)
     stepper = Stepper(build_model(config, folder), config, processes)
 

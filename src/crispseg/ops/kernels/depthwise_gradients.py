@@ -18,10 +18,6 @@ import triton.language as tl
 
 from crispseg.ops.kernels.depthwise import tap
 from crispseg.ops.kernels.early import after_the_kernel_before
-from crispseg.ops.kernels.precision import INTERPRETED
-
-_APART_BF16 = tl.constexpr("{.reg .b32 h; shl.b32 h, $2, 16; mov.b32 $0, h; and.b32 h, $2, 0xffff0000; mov.b32 $1, h;}")
-_APART_FP16 = tl.constexpr("{.reg .b16 a, b; mov.b32 {a, b}, $2; cvt.f32.f16 $0, a; cvt.f32.f16 $1, b;}")
 
 
 @triton.jit
@@ -32,65 +28,47 @@ def _inside(column, width, here, EXACT: tl.constexpr):
 
 
 @triton.jit
-def _taken(x, kind: tl.constexpr):
-    """Numbers of this kind that `_load` kept, as float32."""
-    if x.dtype == tl.int32:
-        asm: tl.constexpr = _APART_BF16 if kind == tl.bfloat16 else _APART_FP16
-        x = tl.inline_asm_elementwise(asm, "=f,=f,r,r", [x], tl.float32, is_pure=True, pack=2)
-    return x.to(tl.float32)
+def _load(pointer, column, width, here, EXACT: tl.constexpr):
+    """Pixels of one row, zeros outside."""
+    return tl.load(pointer, mask=_inside(column, width, here, EXACT), other=0.0)
 
 
 @triton.jit
-def _load(pointer, column, width, here, EXACT: tl.constexpr, PAIRS: tl.constexpr):
-    """Pixels of one row, zeros outside; to be `_taken`.
-
-    With PAIRS a thread's numbers in half precision stay in pairs, each in the 32 bits of its first. The compiler would
-    take them apart before a loop's next turn, and wait for them to be loaded. Needs one layout from here on: the same
-    for all that is loaded and stored.
-    """
-    x = tl.load(pointer, mask=_inside(column, width, here, EXACT), other=0.0)
-    if PAIRS and x.dtype.primitive_bitwidth == 16 and not INTERPRETED:
-        asm: tl.constexpr = "mov.b32 $0, $2; mov.b32 $1, 0;"
-        x = tl.inline_asm_elementwise(asm, "=r,=r,r", [x], tl.int32, is_pure=True, pack=2)
-    return x
-
-
-@triton.jit
-def _load2(pointer, column, width, here, PIXEL: tl.constexpr, EXACT: tl.constexpr, PAIRS: tl.constexpr):
+def _load2(pointer, column, width, here, PIXEL: tl.constexpr, EXACT: tl.constexpr):
     """Two neighbouring columns, of which this is the first."""
     return (
-        _load(pointer, column, width, here, EXACT, PAIRS),
-        _load(pointer + PIXEL, column + 1, width, here, EXACT, PAIRS),
+        _load(pointer, column, width, here, EXACT),
+        _load(pointer + PIXEL, column + 1, width, here, EXACT),
     )  # fmt: skip
 
 
 @triton.jit
-def _load4(pointer, column, width, here, PIXEL: tl.constexpr, EXACT: tl.constexpr, PAIRS: tl.constexpr):
+def _load4(pointer, column, width, here, PIXEL: tl.constexpr, EXACT: tl.constexpr):
     """Four neighbouring columns, of which this is the first."""
     return (
-        _load(pointer, column, width, here, EXACT, PAIRS),
-        _load(pointer + PIXEL, column + 1, width, here, EXACT, PAIRS),
-        _load(pointer + 2 * PIXEL, column + 2, width, here, EXACT, PAIRS),
-        _load(pointer + 3 * PIXEL, column + 3, width, here, EXACT, PAIRS),
+        _load(pointer, column, width, here, EXACT),
+        _load(pointer + PIXEL, column + 1, width, here, EXACT),
+        _load(pointer + 2 * PIXEL, column + 2, width, here, EXACT),
+        _load(pointer + 3 * PIXEL, column + 3, width, here, EXACT),
     )
 
 
 @triton.jit
-def _load6(pointer, column, width, here, PIXEL: tl.constexpr, EXACT: tl.constexpr, PAIRS: tl.constexpr):
+def _load6(pointer, column, width, here, PIXEL: tl.constexpr, EXACT: tl.constexpr):
     """Four neighbouring columns, between those to their left and right."""
     return (
-        _load(pointer - PIXEL, column - 1, width, here, EXACT, PAIRS),
-        _load(pointer, column, width, here, EXACT, PAIRS),
-        _load(pointer + PIXEL, column + 1, width, here, EXACT, PAIRS),
-        _load(pointer + 2 * PIXEL, column + 2, width, here, EXACT, PAIRS),
-        _load(pointer + 3 * PIXEL, column + 3, width, here, EXACT, PAIRS),
-        _load(pointer + 4 * PIXEL, column + 4, width, here, EXACT, PAIRS),
+        _load(pointer - PIXEL, column - 1, width, here, EXACT),
+        _load(pointer, column, width, here, EXACT),
+        _load(pointer + PIXEL, column + 1, width, here, EXACT),
+        _load(pointer + 2 * PIXEL, column + 2, width, here, EXACT),
+        _load(pointer + 3 * PIXEL, column + 3, width, here, EXACT),
+        _load(pointer + 4 * PIXEL, column + 4, width, here, EXACT),
     )
 
 
 @triton.jit
-def _taken4(a, b, c, d, kind: tl.constexpr):
-    return _taken(a, kind), _taken(b, kind), _taken(c, kind), _taken(d, kind)
+def _wide4(a, b, c, d):
+    return a.to(tl.float32), b.to(tl.float32), c.to(tl.float32), d.to(tl.float32)
 
 
 @triton.jit
@@ -129,13 +107,11 @@ def gradients(
     channel_step, tap_step,
     C: tl.constexpr, PIXEL: tl.constexpr, ALIGN: tl.constexpr, DX_PIXEL: tl.constexpr, DX_ALIGN: tl.constexpr,
     STRIDE: tl.constexpr, RESIDUAL: tl.constexpr, PIXELS: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr,
-    ROWS: tl.constexpr, EXACT: tl.constexpr, PAIRS: tl.constexpr, EARLY: tl.constexpr,
+    ROWS: tl.constexpr, EXACT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """dx, and this strip's part of the weight's and the bias' gradients. Strips are cut from g, which is contiguous:
     WIDTH threads of PIXELS columns each. See `convolve` for PIXEL and ALIGN, here those of x and those of dx."""
     after_the_kernel_before(EARLY)
-    X: tl.constexpr = x.dtype.element_ty
-    G: tl.constexpr = g.dtype.element_ty
     across = tl.cdiv(out_width, WIDTH * PIXELS)
     column = (tl.program_id(0) % across * WIDTH + tl.arange(0, WIDTH)) * PIXELS
     top = tl.program_id(0) // across * ROWS
@@ -168,31 +144,31 @@ def gradients(
         x_at = x + (top - 1) * row_stride + (column[:, None] * PIXEL + channel[None, :])
         dx_at = dx + (top - 1) * dx_row + (column[:, None] * DX_PIXEL + channel[None, :])
         before = tl.where(top > 0, width, 0)
-        raw_l, raw_a, raw_b, raw_c, raw_d, raw_r = _load6(g_at, column, before, here, C, EXACT, PAIRS)
-        upper_a, upper_b, upper_c, upper_d = _load4(x_at, column, before, here, PIXEL, EXACT, PAIRS)
+        raw_l, raw_a, raw_b, raw_c, raw_d, raw_r = _load6(g_at, column, before, here, C, EXACT)
+        upper_a, upper_b, upper_c, upper_d = _load4(x_at, column, before, here, PIXEL, EXACT)
         g_at += g_row
         x_at += row_stride
-        next_l, next_a, next_b, next_c, next_d, next_r = _load6(g_at, column, width, here, C, EXACT, PAIRS)
-        own_a, own_b, own_c, own_d = _load4(x_at, column, width, here, PIXEL, EXACT, PAIRS)
+        next_l, next_a, next_b, next_c, next_d, next_r = _load6(g_at, column, width, here, C, EXACT)
+        own_a, own_b, own_c, own_d = _load4(x_at, column, width, here, PIXEL, EXACT)
         x_at += row_stride
         limit = tl.where(top + 1 < height, width, 0)
-        low_a, low_b, low_c, low_d = _load4(x_at, column, limit, here, PIXEL, EXACT, PAIRS)
-        a, b, c, d = _taken4(raw_a, raw_b, raw_c, raw_d, G)
-        left, right = _taken(raw_l, G), _taken(raw_r, G)
+        low_a, low_b, low_c, low_d = _load4(x_at, column, limit, here, PIXEL, EXACT)
+        a, b, c, d = _wide4(raw_a, raw_b, raw_c, raw_d)
+        left, right = raw_l.to(tl.float32), raw_r.to(tl.float32)
         ready_a, ready_b, ready_c, ready_d = zero, zero, zero, zero  # dx of row k - 1
         begun_a = _spread(zero, left, a, b, w6, w7, w8)  # of row k
         begun_b = _spread(zero, a, b, c, w6, w7, w8)
         begun_c = _spread(zero, b, c, d, w6, w7, w8)
         begun_d = _spread(zero, c, d, right, w6, w7, w8)
-        upper_a, upper_b, upper_c, upper_d = _taken4(upper_a, upper_b, upper_c, upper_d, X)
-        own_a, own_b, own_c, own_d = _taken4(own_a, own_b, own_c, own_d, X)
+        upper_a, upper_b, upper_c, upper_d = _wide4(upper_a, upper_b, upper_c, upper_d)
+        own_a, own_b, own_c, own_d = _wide4(own_a, own_b, own_c, own_d)
         raw_l, raw_a, raw_b, raw_c, raw_d, raw_r = next_l, next_a, next_b, next_c, next_d, next_r
         for k in range(top, bottom):
-            a, b, c, d = _taken4(raw_a, raw_b, raw_c, raw_d, G)
-            left, right = _taken(raw_l, G), _taken(raw_r, G)
+            a, b, c, d = _wide4(raw_a, raw_b, raw_c, raw_d)
+            left, right = raw_l.to(tl.float32), raw_r.to(tl.float32)
             g_at += g_row
             limit = tl.where(k + 1 < height, width, 0)
-            raw_l, raw_a, raw_b, raw_c, raw_d, raw_r = _load6(g_at, column, limit, here, C, EXACT, PAIRS)
+            raw_l, raw_a, raw_b, raw_c, raw_d, raw_r = _load6(g_at, column, limit, here, C, EXACT)
             ready_a = _spread(ready_a, left, a, b, w0, w1, w2)
             ready_b = _spread(ready_b, a, b, c, w0, w1, w2)
             ready_c = _spread(ready_c, b, c, d, w0, w1, w2)
@@ -217,16 +193,16 @@ def gradients(
             d3 = _meet(d3, own_a, own_b, own_c, own_d, b, c, d, right)
             d4 = _meet(d4, own_a, own_b, own_c, own_d, a, b, c, d)
             d5 = _meet(d5, own_a, own_b, own_c, own_d, left, a, b, c)
-            own_a, own_b, own_c, own_d = _taken4(low_a, low_b, low_c, low_d, X)
+            own_a, own_b, own_c, own_d = _wide4(low_a, low_b, low_c, low_d)
             x_at += row_stride
             limit = tl.where(k + 2 < height, width, 0)
-            low_a, low_b, low_c, low_d = _load4(x_at, column, limit, here, PIXEL, EXACT, PAIRS)
+            low_a, low_b, low_c, low_d = _load4(x_at, column, limit, here, PIXEL, EXACT)
             d6 = _meet(d6, own_a, own_b, own_c, own_d, b, c, d, right)
             d7 = _meet(d7, own_a, own_b, own_c, own_d, a, b, c, d)
             d8 = _meet(d8, own_a, own_b, own_c, own_d, left, a, b, c)
             d_bias = d_bias + ((a + b) + (c + d))
-        a, b, c, d = _taken4(raw_a, raw_b, raw_c, raw_d, G)
-        left, right = _taken(raw_l, G), _taken(raw_r, G)
+        a, b, c, d = _wide4(raw_a, raw_b, raw_c, raw_d)
+        left, right = raw_l.to(tl.float32), raw_r.to(tl.float32)
         ready_a = _spread(ready_a, left, a, b, w0, w1, w2)
         ready_b = _spread(ready_b, a, b, c, w0, w1, w2)
         ready_c = _spread(ready_c, b, c, d, w0, w1, w2)
@@ -240,26 +216,26 @@ def gradients(
         x_at = x + top * 2 * row_stride + (even[:, None] * PIXEL + channel[None, :])
         dx_at = dx + top * 2 * dx_row + (even[:, None] * DX_PIXEL + channel[None, :])
         odd_row = tl.where(2 * top + 1 < height, width, 0)
-        raw_c, raw_r = _load2(g_at, column, out_width, here, C, EXACT, PAIRS)
+        raw_c, raw_r = _load2(g_at, column, out_width, here, C, EXACT)
         g_at += g_row
-        low_c, low_r = _load2(g_at, column, tl.where(top + 1 < out_height, out_width, 0), here, C, EXACT, PAIRS)
-        x_ee, x_eo = _load2(x_at, even, width, here, PIXEL, EXACT, PAIRS)
-        x_oe, x_oo = _load2(x_at + row_stride, even, odd_row, here, PIXEL, EXACT, PAIRS)
-        centre, right = _taken(raw_c, G), _taken(raw_r, G)
+        low_c, low_r = _load2(g_at, column, tl.where(top + 1 < out_height, out_width, 0), here, C, EXACT)
+        x_ee, x_eo = _load2(x_at, even, width, here, PIXEL, EXACT)
+        x_oe, x_oo = _load2(x_at + row_stride, even, odd_row, here, PIXEL, EXACT)
+        centre, right = raw_c.to(tl.float32), raw_r.to(tl.float32)
         for k in range(top, bottom):
-            below, right_below = _taken(low_c, G), _taken(low_r, G)
+            below, right_below = low_c.to(tl.float32), low_r.to(tl.float32)
             g_at += g_row
-            low_c, low_r = _load2(g_at, column, tl.where(k + 2 < out_height, out_width, 0), here, C, EXACT, PAIRS)
+            low_c, low_r = _load2(g_at, column, tl.where(k + 2 < out_height, out_width, 0), here, C, EXACT)
             x_at += row_stride * 2
             limit = tl.where(2 * k + 2 < height, width, 0)
-            even_even, even_odd = _taken(x_ee, X), _taken(x_eo, X)
-            x_ee, x_eo = _load2(x_at, even, limit, here, PIXEL, EXACT, PAIRS)
+            even_even, even_odd = x_ee.to(tl.float32), x_eo.to(tl.float32)
+            x_ee, x_eo = _load2(x_at, even, limit, here, PIXEL, EXACT)
             d4 += even_even * centre
             d3 += even_odd * right
             d5 += even_odd * centre
             limit = tl.where(2 * k + 3 < height, width, 0)
-            odd_even, odd_odd = _taken(x_oe, X), _taken(x_oo, X)
-            x_oe, x_oo = _load2(x_at + row_stride, even, limit, here, PIXEL, EXACT, PAIRS)
+            odd_even, odd_odd = x_oe.to(tl.float32), x_oo.to(tl.float32)
+            x_oe, x_oo = _load2(x_at + row_stride, even, limit, here, PIXEL, EXACT)
             d1 += odd_even * below
             d7 += odd_even * centre
             d0 += odd_odd * right_below

@@ -21,7 +21,6 @@ _PARTS = 10  # what a strip leaves of the weight's and the bias' gradients: nine
 _RESIDENT = 4  # programs of the kernel of gradients that run on a multiprocessor at once
 _BESIDES = 5  # rows that its strips cost beside their own: the two around them, the taps and the sums
 _HEIGHTS = (64, 32, 16, 8, 4)  # of its strips
-_PAIRING = "3.6."  # versions of Triton that lay out registers as PAIRS wants it
 
 
 class Tiles(NamedTuple):
@@ -95,8 +94,7 @@ def backward(
         weight.stride(0), weight.stride(3), C=channels, PIXEL=x.stride(2), ALIGN=align, DX_PIXEL=dx.stride(2),
         DX_ALIGN=dx_align, STRIDE=stride, RESIDUAL=residual and activation == "none", PIXELS=together,
         WIDTH=tiles.width // together, CHANNELS=tiles.channels, ROWS=tiles.rows,
-        EXACT=channels % tiles.channels == 0, PAIRS=_paired(tiles, together, weight, g, x, dx), num_warps=tiles.warps,
-        **early(x.device),
+        EXACT=channels % tiles.channels == 0, num_warps=tiles.warps, **early(x.device),
     )  # fmt: skip
     dw = torch.empty(weight.shape, dtype=weight.dtype, device=x.device)
     db = None if bias is None else torch.empty_like(bias)
@@ -177,16 +175,6 @@ def _gradient_tiles(g: Tensor, together: int) -> Tiles:
         return triton.cdiv(math.prod(_grid(g, tiles)), places) * (tiles.rows + _BESIDES)
 
     return min((Tiles(width, channels, rows) for rows in _HEIGHTS), key=rows_in_turn)
-
-
-def _paired(tiles: Tiles, together: int, weight: Tensor, *maps: Tensor) -> bool:
-    """Whether the compiler lays out the taps and all these maps alike: all are aligned, and a thread has no more
-    channels than it loads at once even in float32. Only for versions of it whose results were checked on a GPU."""
-    if not triton.__version__.startswith(_PAIRING):
-        return False
-    few = tiles.width // together * tiles.channels <= 4 * 32 * tiles.warps
-    even = weight.stride(3) % 16 == 0 and all(math.gcd(8, *x.stride()[:3]) == 8 for x in maps)
-    return few and even and all(x.data_ptr() % 16 == 0 for x in (weight, *maps))
 
 
 def _grid(out: Tensor, tiles: Tiles) -> tuple[int, int, int]:

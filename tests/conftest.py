@@ -21,9 +21,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _same_start() -> None:
-    """Whatever ran before: training switches TF32 on for the whole process."""
+    """Whatever ran before: training switches TF32 on for the whole process. Float32 is float32 here, in cuDNN too."""
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
 
 
 def relative_error(x: torch.Tensor, truth: torch.Tensor) -> float:

@@ -229,10 +229,9 @@ def test_estimate_grows_as_it_should() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("case", ["topdown", "concat", "raw", "attention", "upernet"])
-def test_equals_the_whole_image_on_cuda(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equals_the_whole_image_on_cuda(case: str) -> None:
     model = make(case).cuda()
     image = torch.randn(2, 203, 131, device="cuda")
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     got = exact.logits(model, image, band=5, memory_limit=ON_DISK)
     assert got.is_cuda
     assert relative_error(got, whole(model, image)) < 1e-5

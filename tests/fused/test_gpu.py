@@ -22,16 +22,6 @@ pytestmark = [
 HALVES = [torch.bfloat16, torch.float16]
 
 
-@pytest.fixture(autouse=True)
-def _exact_float32():
-    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False
-    yield
-    torch.set_float32_matmul_precision(before[0])
-    torch.backends.cudnn.allow_tf32 = before[1]
-
-
 def agree(function, tensors, *rest, bound=1e-2):
     """The kernel on the device against the formula in float64, from the same rounded tensors."""
     assert kernels_apply(*tensors)

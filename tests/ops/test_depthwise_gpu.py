@@ -1,12 +1,8 @@
-"""The depthwise kernels on a CUDA device, against the definition in float64, and in a model's training step."""
-
-import copy
+"""The depthwise kernels on a CUDA device, against the definition in float64."""
 
 import pytest
 import torch
 
-import crispseg
-from crispseg.losses import LossConfig, segmentation_loss
 from crispseg.ops.depthwise import depthwise3x3, depthwise3x3_norm, packed
 from tests.conftest import relative_error
 from tests.ops.test_depthwise import (
@@ -135,26 +131,3 @@ def test_captured_graph_replays():
         expected = depthwise3x3_norm(x, weight, bias, *norm, 1e-5)
     assert torch.equal(result[0], expected[0])
     assert torch.equal(result[1], expected[1])
-
-
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-3), (torch.bfloat16, 0.1)], ids=["fp32", "bf16"])
-def test_a_training_step_with_and_without_kernels(monkeypatch, compiled, dtype, bound):
-    model = crispseg.create_model("crisp_nano", num_classes=5, drop_path=0.0).cuda().train()
-    images, target = torch.randn(2, 3, 96, 128, device="cuda"), torch.randint(0, 5, (2, 96, 128), device="cuda")
-
-    def step():
-        torch.compiler.reset()
-        trained = copy.deepcopy(model)
-        run = torch.compile(trained, fullgraph=True) if compiled else trained
-        with torch.autocast("cuda", dtype=dtype, enabled=dtype != torch.float32):
-            output = run(images)
-        loss = segmentation_loss(output, target, LossConfig())["total"]
-        loss.backward()
-        return loss.detach(), torch.cat([p.grad.flatten() for p in trained.parameters() if p.grad is not None])
-
-    loss, gradients = step()
-    monkeypatch.setenv("CRISPSEG_OPS_BACKEND", "torch")
-    plain_loss, plain_gradients = step()
-    assert relative_error(loss, plain_loss) < bound
-    assert relative_error(gradients, plain_gradients) < bound

@@ -24,7 +24,7 @@ from crispseg.ops.cross_attention import attention, few_tokens_attention, takes
 from crispseg.ops.mlp import linear
 from crispseg.ops.normalize import layer_norm
 from crispseg.ops.residual_attention import Layers
-from crispseg.ops.resizing import add_resized, resize_map
+from crispseg.ops.resizing import add_resized
 from crispseg.ops.spec import widened
 
 
@@ -73,9 +73,15 @@ class ConcatNeck(nn.Module):
         self.mix = nn.Conv2d(len(widths) * dim, dim, 1, bias=False)
 
     def forward(self, features: Sequence[Tensor]) -> Tensor:
-        size = features[0].shape[-2:]
-        first, *deeper = (lateral(x) for lateral, x in zip(self.lateral, features, strict=True))
-        return self.mix(torch.cat([first, *(resize_map(x, size) for x in deeper)], dim=1))
+        """Each stage is mixed at its own size, then resized and added: the same sums, and nothing is concatenated."""
+        parts = self.mix.weight.chunk(len(self.lateral), dim=1)
+        x, *deeper = (
+            functional.conv2d(lateral(feature), part)
+            for lateral, feature, part in zip(self.lateral, features, parts, strict=True)
+        )
+        for coarser in deeper:
+            x = add_resized(x, coarser)
+        return x
 
 
 class TopDownNeck(nn.Module):

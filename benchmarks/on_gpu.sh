@@ -1,13 +1,16 @@
 #!/usr/bin/env bash
 # Everything that only a CUDA device can prove or measure, step by step, each with its log in OUT:
 #
-#   benchmarks/on_gpu.sh OUT warm bars training compiled scaling rivals profile tests operator depthwise blocks maps head
+#   benchmarks/on_gpu.sh OUT warm bars training compiled scaling rivals profile tests operator depthwise blocks maps head \
+#     against
 #
 # Steps can be left out or given in any order. Nothing is installed; where the package is not, src/ is used.
 #
 # warm       compiles the kernels of the steps after it, side by side; half a minute instead of two
 # tests      the tests marked gpu, in SHARES shares side by side (12), TESTS_SECONDS each at most (400)
 # operator, depthwise, head   our kernels against torch.compile's code for the same formulas
+# against    the training operators and the inference kernels of stem, blocks and neck likewise: ten processes
+#            compile side by side, then one measures
 # blocks, maps   those of half blocks, stem, norms and resizes against torch's operations, and how to cut their work
 # profile    where a fused crisp_tiny spends its time
 # bars       crisp_tiny beside a compiled UNetFormer, and without DCO
@@ -40,10 +43,10 @@ run_tests() {
   files=$(grep -rl "mark\.gpu" tests --include='*.py')  # others may need what is not installed here
   for i in $(seq 0 $((SHARES - 1))); do
     CRISPSEG_TEST_SHARE=$i/$SHARES OMP_NUM_THREADS=1 timeout -k 5 "$TESTS_SECONDS" \
-      "$PYTHON" -m pytest -q --tb=short -m gpu -p no:cacheprovider $files >"$OUT/tests-$i.log" 2>&1 &
+      "$PYTHON" -m pytest -v --tb=short -m gpu -p no:cacheprovider $files >"$OUT/tests-$i.log" 2>&1 &
   done
   wait
-  grep -h "^FAILED\|^ERROR" "$OUT"/tests-*.log
+  grep -h "::.* \(FAILED\|ERROR\)" "$OUT"/tests-*.log  # a share that is killed ends without a summary
   tail -qn 1 "$OUT"/tests-*.log
   [ "$(tail -qn 1 "$OUT"/tests-*.log | grep -c " passed")" = "$SHARES" ] && ! grep -q " failed" "$OUT"/tests-*.log
 }
@@ -52,6 +55,14 @@ run_depthwise() { "$PYTHON" benchmarks/depthwise_kernels.py --out "$OUT/depthwis
 run_blocks() { "$PYTHON" benchmarks/block_kernels.py --out "$OUT/block_kernels.json"; }
 run_maps() { "$PYTHON" benchmarks/map_kernels.py; }
 run_head() { "$PYTHON" benchmarks/head_kernels.py --out "$OUT/head_kernels.json"; }
+run_against() {
+  for i in $(seq 0 9); do  # a compiling thread each, as they share the cores
+    OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 timeout -k 5 200 \
+      "$PYTHON" benchmarks/against_compiled.py --warm --share "$i/10" >"$OUT/against-$i.log" 2>&1 &
+  done
+  wait
+  "$PYTHON" benchmarks/against_compiled.py --out "$OUT/against_compiled.json"
+}
 run_profile() { "$PYTHON" benchmarks/profile_fused.py --model crisp_tiny --batch 1 16 --out "$OUT/profile_fused.md"; }
 run_bars() {
   crisp bench crisp_tiny crisp_tiny:dco=false unetformer_r18 --modes fused compiled \

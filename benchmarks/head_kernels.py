@@ -2,7 +2,8 @@
 
 python benchmarks/head_kernels.py --out head_kernels.json
 
-With --sweep the kernels are timed with other tiles instead, to choose their defaults.
+Twenty calls are recorded into a graph, so that launching costs nothing. With --sweep the kernels are timed with other
+tiles instead, to choose their defaults.
 """
 
 from __future__ import annotations
@@ -10,28 +11,25 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import shlex
-import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from gpu_time import in_turn, microseconds, record  # beside this file
 from torch import Tensor
 
 from crispseg import ops
 from crispseg.bench.check import relative_error
-from crispseg.bench.contest import run_twice
-from crispseg.bench.modes import Recorder, Runner
 from crispseg.files import write_json
 from crispseg.ops import attend, attend_tokens, matching, resizing
 
 BOUND = 1e-2
 CLASSES, HEADS, DIM, PROTOTYPES, SIDE = 6, 8, 256, 3, 128  # of a CRISP-tiny at 512 px
 INNER, HIDDEN = 16, 2048  # a head's width where tokens and pixels meet, and the width of the tokens' perceptron
-WARMUP, REPEATS = 5, 30
-LAUNCHES = 20  # of a kernel in one graph, where its own time is asked for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,36 +125,25 @@ def formula(case: Case) -> Callable[..., Tensor]:
     return run
 
 
-def prepare(case: Case, recorder: Recorder) -> tuple[dict[str, Runner], dict[str, float]]:
+def measure(case: Case, batch: int) -> dict[str, Any]:
+    torch.compiler.reset()  # each case is compiled for itself
     run = formula(case)
     truth = run(*(x.double() for x in case.tensors))
-    runners: dict[str, Runner] = {}
+    graphs: dict[str, torch.cuda.CUDAGraph] = {}
     errors: dict[str, float] = {}
     for name in ("kernel", "compiled", "torch"):
         with contextlib.nullcontext() if name == "kernel" else ops.only("torch"):
             function = torch.compile(formula(case), dynamic=False) if name == "compiled" else run
-            runner = recorder.replayed(lambda *x, f=function: (f(*x),), case.tensors)
-        runner.place(case.tensors)
-        errors[name] = relative_error(runner.run(), (truth,))
-        if errors[name] <= BOUND:
-            runners[name] = runner
-    return runners, errors
-
-
-def measure(case: Case, batch: int) -> dict[str, Any]:
-    runners, errors = prepare(case, Recorder())
-    times: dict[str, list[float]] = {name: [] for name in runners}
-    for turn in range(WARMUP + REPEATS):
-        for name, runner in runners.items():
-            took = run_twice(runner)
-            if turn >= WARMUP:
-                times[name].append(1e3 * took)
+            errors[name] = relative_error((function(*case.tensors),), (truth,))
+            if errors[name] <= BOUND:
+                graphs[name] = record(functools.partial(function, *case.tensors))
+    times = in_turn(graphs)
     row: dict[str, Any] = {"operation": case.name, "batch": batch}
     for name in errors:
-        row[f"{name} us"] = round(statistics.median(times[name]), 2) if name in times else "wrong"
+        row[f"{name} us"] = round(times[name], 2) if name in times else "wrong"
         row[f"{name} error"] = f"{errors[name]:.1e}"
     if case.bytes and "kernel" in times:
-        row["kernel GB/s"] = round(case.bytes / statistics.median(times["kernel"]) / 1e3)
+        row["kernel GB/s"] = round(case.bytes / times["kernel"] / 1e3)
     return row
 
 
@@ -208,13 +195,10 @@ def sweep(batch: int, only: list[str] | None) -> list[dict[str, Any]]:
 
 
 def _kernel_time(case: Case) -> float:
-    """Microseconds of one of many calls in a graph."""
     run = formula(case)
-    runner = Recorder().replayed(lambda *x: ([run(*x) for _ in range(LAUNCHES)][-1],), case.tensors)
-    runner.place(case.tensors)
-    if relative_error(runner.run(), (run(*(x.double() for x in case.tensors)),)) > BOUND:
+    if relative_error((run(*case.tensors),), (run(*(x.double() for x in case.tensors)),)) > BOUND:
         raise ValueError("wrong")
-    return statistics.median(1e3 * run_twice(runner) for _ in range(WARMUP + REPEATS)) / LAUNCHES
+    return microseconds(functools.partial(run, *case.tensors))
 
 
 def main() -> None:

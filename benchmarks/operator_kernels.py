@@ -3,23 +3,23 @@
   python benchmarks/operator_kernels.py --out benchmarks/results/operator_kernels.json
   python benchmarks/operator_kernels.py --stages 1 --batches 16 --sweep
 
-`ncssd` forward, and forward with backward; `gated_mixer` (softplus to gate) forward. bfloat16 tokens. The contenders
-take turns, and each is the median of its runs by device events; at batch 1 they are replayed from CUDA graphs. No time
-without a passing check against the float64 reference. GB/s counts each tensor once per pass. --sweep times every kernel
-with a few other tilings and prints the best; put a better one into TILINGS in src/crispseg/ops/kernels: those of
-gradients are in ncssd_backward.py, the others in ncssd_launch.py.
+`ncssd` forward, and forward with backward; `gated_mixer` (softplus to gate) forward. bfloat16 tokens. Twenty calls are
+recorded into a CUDA graph, so that launching costs nothing; contenders take turns. No time without a passing check
+against the float64 reference. GB/s counts each tensor once per pass. --sweep times every kernel with a few other
+tilings and prints the best; put a better one into TILINGS in src/crispseg/ops/kernels: those of gradients are in
+ncssd_backward.py, the others in ncssd_launch.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import statistics
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from gpu_time import in_turn, record  # beside this file
 from torch import Tensor
 
 from crispseg.bench.check import OPERATOR_BOUNDS, relative_error
@@ -32,7 +32,7 @@ from crispseg.ops.gated import gated_mixer
 Run = Callable[[], Any]
 PRECISION = "bf16"
 DEVICE = "cuda"
-HEADINGS = ("stage", "batch", "tokens", "way", "us", "±us", "GB/s", "error")
+HEADINGS = ("stage", "batch", "tokens", "way", "us", "GB/s", "error")
 # kernel: the work it is part of, and tilings (tokens, warps, stages, programs per multiprocessor)
 SWEPT = {
     "accumulate": (
@@ -121,57 +121,16 @@ def bind(run: Callable[..., Any], *inputs: Any) -> Run:
     return bound
 
 
-def recorded(run: Run) -> Run:
-    """Replayed from a CUDA graph."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            run()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        kept = run()
-
-    def replay() -> Any:
-        graph.replay()
-        return kept
-
-    return replay
-
-
-def median_times(contenders: dict[str, Run], runs: int, again: int) -> dict[str, tuple[float, float]]:
-    """Milliseconds (median, and the middle half's width) of each, taking turns; `again` calls are timed at once."""
-    taken: dict[str, list[float]] = {name: [] for name in contenders}
-    for name, run in itertools.chain(*([*contenders.items()] for _ in range(3 + runs))):
-        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        for _ in range(again):
-            run()
-        stop.record()
-        stop.synchronize()
-        taken[name].append(start.elapsed_time(stop) / again)
-    return {name: _median_and_spread(times[3:]) for name, times in taken.items()}
-
-
-def _median_and_spread(times: list[float]) -> tuple[float, float]:
-    low, middle, high = statistics.quantiles(times, n=4)
-    return middle, high - low
-
-
-def checked(contest: Contest, graph: bool) -> tuple[dict[str, Run], dict[str, float]]:
-    """The contenders whose results are right (in a graph too), ready to be timed, and the errors of all."""
-    ready, errors = {}, {}
+def recorded(contest: Contest) -> tuple[dict[str, torch.cuda.CUDAGraph], dict[str, float]]:
+    """The contenders whose results are right, ready to be timed, and the errors of all."""
+    graphs, errors = {}, {}
     for name, run in contest.contenders.items():
         errors[name] = contest.check(run())
-        if graph and errors[name] < OPERATOR_BOUNDS[PRECISION]:
-            run = recorded(run)
-            errors[name] = contest.check(run())
         if errors[name] < OPERATOR_BOUNDS[PRECISION]:
-            ready[name] = run
+            graphs[name] = record(run)
         else:
             print(f"  WRONG: {name}, {contest.name}: relative error {errors[name]:.1e}; not timed")
-    return ready, errors
+    return graphs, errors
 
 
 def contests(shape: Shape, names: tuple[str, ...]) -> Iterator[Contest]:
@@ -180,62 +139,47 @@ def contests(shape: Shape, names: tuple[str, ...]) -> Iterator[Contest]:
     yield mixer_contest(shape, names)
 
 
-def compare(stage: int, size: int, batch: int, runs: int) -> Iterator[dict[str, Any]]:
-    shape, graph = shape_at(stage, size, batch), batch == 1
+def compare(stage: int, size: int, batch: int) -> Iterator[dict[str, Any]]:
+    shape = shape_at(stage, size, batch)
     for contest in contests(shape, ("torch", "compiled", "triton")):
-        ready, errors = checked(contest, graph)
-        for name, (time, spread) in median_times(ready, runs, again=10 if graph else 1).items():
+        graphs, errors = recorded(contest)
+        for name, time in in_turn(graphs).items():
             row = {
                 "work": contest.name,
                 "stage": stage,
                 "batch": batch,
                 "tokens": shape.tokens,
                 "way": name,
-                "us": round(1e3 * time, 1),
-                "spread_us": round(1e3 * spread, 1),
-                "gb_per_s": round(contest.bytes / time / 1e6),
+                "us": round(time, 1),
+                "gb_per_s": round(contest.bytes / time / 1e3),
                 "error": f"{errors[name]:.1e}",
             }
             print("  " + "".join(f"{value!s:<18}" if key == "work" else f"{value!s:>10}" for key, value in row.items()))
             yield row
+        del graphs
         torch.cuda.empty_cache()
 
 
-def sweep(stage: int, size: int, batch: int, runs: int) -> Iterator[dict[str, Any]]:
+def sweep(stage: int, size: int, batch: int) -> Iterator[dict[str, Any]]:
     from crispseg.ops.kernels.ncssd_launch import FORCED, Tiling
 
-    shape, graph = shape_at(stage, size, batch), batch == 1
-    for contest in contests(shape, ("triton",)):
+    for contest in contests(shape_at(stage, size, batch), ("triton",)):
         (run,) = contest.contenders.values()
         for kernel in (kernel for kernel, (work, _) in SWEPT.items() if work == contest.name):
-            ready = {"chosen": recorded(run) if graph else run}
-            tilings = {"chosen": None} | {str(x): Tiling(*x) for x in SWEPT[kernel][1]}
-            for name, tiling in tilings.items():
-                if tiling is None:
-                    continue
-                FORCED[kernel] = tiling
+            graphs = {"chosen": record(run)}
+            for values in SWEPT[kernel][1]:
+                FORCED[kernel] = Tiling(*values)
                 try:
                     if contest.check(run()) < OPERATOR_BOUNDS[PRECISION]:
-                        ready[name] = recorded(run) if graph else forced(run, FORCED, kernel, tiling)
+                        graphs[str(values)] = record(run)
                 except Exception as problem:  # a tiling may need more than a multiprocessor has
-                    print(f"  {kernel} {name}: {type(problem).__name__}")
+                    print(f"  {kernel} {values}: {type(problem).__name__}")
                 finally:
                     del FORCED[kernel]
-            times = {name: 1e3 * time for name, (time, _) in median_times(ready, runs, 10 if graph else 1).items()}
+            times = in_turn(graphs)
             best = min(times, key=times.__getitem__)
             print(f"  {kernel:<18} best {best} {times[best]:.1f} us, chosen {times['chosen']:.1f} us")
             yield {"stage": stage, "batch": batch, "kernel": kernel, "us": {k: round(v, 1) for k, v in times.items()}}
-
-
-def forced(run: Run, table: dict[str, Any], kernel: str, tiling: Any) -> Run:
-    def with_tiling() -> Any:
-        table[kernel] = tiling
-        try:
-            return run()
-        finally:
-            del table[kernel]
-
-    return with_tiling
 
 
 def main() -> None:
@@ -243,7 +187,6 @@ def main() -> None:
     parser.add_argument("--stages", type=int, nargs="+", default=[1, 2, 3, 4])
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 16])
     parser.add_argument("--size", type=int, default=512, help="pixels along a side of the image")
-    parser.add_argument("--runs", type=int, default=30)
     parser.add_argument("--sweep", action="store_true", help="try other tilings of each kernel")
     parser.add_argument("--out", type=Path, help="write the results as JSON")
     args = parser.parse_args()
@@ -255,7 +198,7 @@ def main() -> None:
     rows = []
     for stage, batch in itertools.product(args.stages, args.batches):
         print(f"stage {stage}, batch {batch}")
-        rows += list(measure(stage, args.size, batch, args.runs))
+        rows += list(measure(stage, args.size, batch))
     if args.out is not None:
         environment = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "size": args.size}
         write_json(args.out, {**environment, "rows": rows})

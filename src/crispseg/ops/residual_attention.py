@@ -152,6 +152,7 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> 
     *tensors, q_copy, _, out_copy, _, ctx.eps, ctx.heads = inputs
     ctx.save_for_backward(*tensors, q_copy, out_copy, *output[1:])
     ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)
 
 
 def _differentiate(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:

@@ -1,5 +1,6 @@
 """The fast way to evaluate a model: BatchNorms folded, weights packed and cast, kernels picked, CUDA graphs replayed.
 
 `model.fused()` makes one, by `model.py`. `graphs.py` records and replays; `fold.py` folds BatchNorms in any model;
-`backbone.py` and `head.py` are CRISP's own path, from the pieces in `layers.py`, `aside.py` and `crispseg.ops`.
+`convolutions.py` prepares any model's for a CPU. `backbone.py`, `neck.py` and `head.py` are CRISP's own path, from the
+pieces in `layers.py`, `aside.py`, `strips.py` (for CPUs) and `crispseg.ops`.
 """

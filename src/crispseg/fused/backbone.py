@@ -12,13 +12,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from crispseg.fused import strips
 from crispseg.fused.layers import FusedNorm, Packed, Product, aligned, channels_last, linear_gelu, padded
 from crispseg.models.layers import to_channels_first
 from crispseg.models.vssd import VSSD, AttentionMixer, Block, Downsample, NCSSDMixer, Stem
+from crispseg.ops import onednn
+from crispseg.ops.attend_tokens import Norm
 from crispseg.ops.block import MLP, Start, conv_norm_mlp, conv_norm_project, mlp_takes
 from crispseg.ops.convolution import convolve, convolve_image, halve_and_mix
 from crispseg.ops.depthwise import depthwise3x3, depthwise3x3_norm, packed
 from crispseg.ops.gated import gated_mixer
+from crispseg.ops.normalize import layer_norm
 from crispseg.ops.spec import Gates, sum_dtype
 
 # A hidden unit of the MLP that is always this value carries the second product's bias, so that the product can add
@@ -57,12 +61,23 @@ class FusedMixer(Packed):
         self.keep(sum_dtype(dtype), dt_bias=mixer.dt_bias, a_log=mixer.A_log, d=mixer.D)
         self.keep(sum_dtype(dtype), **{f"gate_{name}": gate for name, gate in mixer.gates()._asdict().items()})
 
-    def forward(self, x: Tensor, start: Start) -> Tensor:
-        mixed = self.inner + 2 * self.state
-        residual, projected = conv_norm_project(x, start, self.project)
-        z, xbc, dt, _ = projected.split(
-            [self.inner, mixed, self.heads, projected.shape[-1] - self.inner - mixed - self.heads], dim=-1
+    def make_ready(self) -> strips.Mixer:
+        z, xbc, dt, _ = self._split(self.project)
+        project, gains, gate, out = (onednn.Linear.of(matrix.t()) for matrix in (xbc, dt, z, self.out))
+        convolution = onednn.Convolution.of(self.convolution, self.convolution_bias, (1, 1), groups=xbc.shape[1])
+        norm = Norm(self.norm_weight, self.norm_bias, self.eps)
+        return strips.Mixer(
+            project, gains, gate, out, convolution, self.dt_bias, self.a_log, self.d, self._gates(), self.rule, norm
         )
+
+    def add_to(self, residual: Tensor, normed: Tensor) -> Tensor:
+        """After the start, where oneDNN's products are taken."""
+        mixer: strips.Mixer = self.ready()
+        return mixer.add_to(residual, normed)
+
+    def forward(self, x: Tensor, start: Start) -> Tensor:
+        residual, projected = conv_norm_project(x, start, self.project)
+        z, xbc, dt, _ = self._split(projected)
         xbc = depthwise3x3(xbc, self.convolution, self.convolution_bias, activation="silu")
         y = gated_mixer(
             xbc.flatten(1, 2),  # (B, L, inner + 2N), likewise the others
@@ -71,7 +86,7 @@ class FusedMixer(Packed):
             self.dt_bias,
             self.a_log,
             self.d,
-            Gates(*(getattr(self, f"gate_{name}") for name in Gates._fields)),
+            self._gates(),
             self.rule,
             self.norm_weight,
             self.norm_bias,
@@ -79,6 +94,15 @@ class FusedMixer(Packed):
         )
         residual.view(-1, x.shape[-1]).addmm_(y.view(-1, self.inner), self.out)
         return residual
+
+    def _gates(self) -> Gates:
+        return Gates(*(getattr(self, f"gate_{name}") for name in Gates._fields))
+
+    def _split(self, projected: Tensor) -> tuple[Tensor, ...]:
+        """z, xBC, dt and the padding."""
+        mixed = self.inner + 2 * self.state
+        rest = projected.shape[-1] - self.inner - mixed - self.heads
+        return projected.split([self.inner, mixed, self.heads, rest], dim=-1)
 
 
 class FusedAttention(nn.Module):
@@ -89,7 +113,9 @@ class FusedAttention(nn.Module):
         self.mixer = mixer.to(dtype)
 
     def forward(self, x: Tensor, start: Start) -> Tensor:
-        residual, normed = depthwise3x3_norm(x, *start)
+        return self.add_to(*depthwise3x3_norm(x, *start))
+
+    def add_to(self, residual: Tensor, normed: Tensor) -> Tensor:
         return residual.add_(self.mixer(normed))
 
 
@@ -133,9 +159,31 @@ class FusedBlock(Packed):
             fc2_bias=fc2.bias,
         )
 
+    def make_ready(self) -> tuple[Any, ...]:
+        """The two convolutions, in which the residual is one more weight, and the MLP's products, which do without the
+        constant."""
+        hidden = self.hidden
+        return (
+            _with_residual(self.conv1, self.bias1),
+            _with_residual(self.conv2, self.bias2),
+            onednn.Linear.of(self.fc1[:, :hidden].t(), self.fc1_bias[:hidden]),
+            onednn.Linear.of(self.fc2[:hidden].t(), self.fc2_bias),
+        )
+
     def forward(self, x: Tensor) -> Tensor:
-        x = self.mixer(x, Start(self.conv1, self.bias1, self.norm1, self.shift1, self.eps1))
-        return self._mlp(x, Start(self.conv2, self.bias2, self.norm2, self.shift2, self.eps2))
+        start1 = Start(self.conv1, self.bias1, self.norm1, self.shift1, self.eps1)
+        start2 = Start(self.conv2, self.bias2, self.norm2, self.shift2, self.eps2)
+        if onednn.applies(x):
+            return self._by_onednn(x, start1, start2)
+        return self._mlp(self.mixer(x, start1), start2)
+
+    def _by_onednn(self, x: Tensor, start1: Start, start2: Start) -> Tensor:
+        conv1, conv2, fc1, fc2 = self.ready()
+        x = conv1(x)
+        x = conv2(self.mixer.add_to(x, layer_norm(x, *start1[2:])))
+        for rows in x.view(-1, x.shape[-1]).split(max(1, strips.NUMBERS // self.hidden)):
+            rows.add_(fc2(torch.ops.aten.gelu_(fc1(layer_norm(rows, *start2[2:])))))
+        return x
 
     def _mlp(self, x: Tensor, start: Start) -> Tensor:
         """One kernel, which adds the second bias itself and does without the constant, or three."""
@@ -149,8 +197,20 @@ class FusedBlock(Packed):
         return x
 
 
+def _as_it_is(x: Tensor) -> Tensor:
+    return x
+
+
+def _with_residual(weight: Tensor, bias: Tensor) -> onednn.Convolution:
+    """x + conv(x) + bias as one depthwise convolution."""
+    itself = functional.pad(torch.ones_like(weight[..., :1, :1]), (1, 1, 1, 1))
+    return onednn.Convolution.of(weight + itself, bias, (1, 1), groups=weight.shape[0])
+
+
 class FusedStem(Packed):
     """Image (B, bands, H, W) of any type and layout -> (B, h, w, C)."""
+
+    weight0: Tensor
 
     def __init__(self, stem: Stem, dtype: torch.dtype) -> None:
         super().__init__()
@@ -161,10 +221,25 @@ class FusedStem(Packed):
             self.keep(dtype, **{f"weight{i}": channels_last(conv.weight), f"bias{i}": conv.bias})
         self.last = Product.of(stem.conv3[1].conv, dtype)
 
-    def forward(self, image: Tensor) -> Tensor:
-        (w0, b0), (w1, b1), (w2, b2), (w3, b3) = (
-            (getattr(self, f"weight{i}"), getattr(self, f"bias{i}")) for i in range(self.count)
+    def make_ready(self) -> tuple[onednn.Convolution, ...]:
+        """The convolutions; each but the third, which a residual follows, ends in a ReLU."""
+        return tuple(
+            onednn.Convolution.of(weight, bias, (1, 1), stride, relu=relu)
+            for (weight, bias), stride, relu in zip(
+                self._layers(), ((2, 2), (1, 1), (1, 1), (2, 2)), (True, True, False, True), strict=True
+            )
         )
+
+    def _layers(self) -> list[tuple[Tensor, Tensor]]:
+        return [(getattr(self, f"weight{i}"), getattr(self, f"bias{i}")) for i in range(self.count)]
+
+    def forward(self, image: Tensor) -> Tensor:
+        if onednn.applies(self.weight0):
+            first, second, third, fourth = self.ready()
+            x = first(image.to(self.weight0.dtype).permute(0, 2, 3, 1).contiguous())
+            x = x.add_(third(second(x)))
+            return strips.halved(_as_it_is, fourth, self.last, x, x.shape[-1])
+        (w0, b0), (w1, b1), (w2, b2), (w3, b3) = self._layers()
         x = convolve_image(image, w0, b0)
         x = convolve(convolve(x, w1, b1, relu=True), w2, b2, residual=x)
         return halve_and_mix(x, w3, b3, self.last.weight, self.last.bias)
@@ -182,7 +257,12 @@ class FusedDownsample(Packed):
         self.keep(dtype, weight=packed(middle.weight), bias=middle.bias)
         self.reduce = Product.of(reduce, dtype)
 
+    def make_ready(self) -> onednn.Convolution:
+        return onednn.Convolution.of(self.weight, self.bias, (1, 1), (2, 2), groups=self.weight.shape[0], relu=True)
+
     def forward(self, x: Tensor) -> Tensor:
+        if onednn.applies(x):
+            return strips.halved(self.expand, self.ready(), self.reduce, x, self.weight.shape[0])
         x = depthwise3x3(self.expand(x), self.weight, self.bias, activation="relu", stride=2)
         return self.reduce(x)
 

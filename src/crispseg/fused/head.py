@@ -16,9 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from crispseg.fused.layers import FusedNorm, Packed, Product, channels_last
-from crispseg.models.omp import Attention, ConcatNeck, DynamicTokens, HyperNetwork, OMPHead, TopDownNeck, TwoWayLayer
+from crispseg.fused.layers import FusedNorm, Packed, Product
+from crispseg.fused.neck import FusedConcat, FusedTopDown
+from crispseg.models.omp import Attention, DynamicTokens, HyperNetwork, OMPHead, TopDownNeck, TwoWayLayer
+from crispseg.ops import attend_parts, onednn
 from crispseg.ops.attend import pixels_attend_tokens, read_pixels
+from crispseg.ops.attend_parts import Writing
 from crispseg.ops.attend_tokens import (
     Join,
     OwnAttention,
@@ -30,52 +33,7 @@ from crispseg.ops.attend_tokens import (
     join_vectors,
     settle,
 )
-from crispseg.ops.convolution import convolve
 from crispseg.ops.matching import best_cosines, grouped_product, max_and_mean, mix_candidates
-from crispseg.ops.normalize import norm_relu_add
-from crispseg.ops.resizing import resize_add
-
-
-class FusedTopDown(Packed):
-    """From the deepest map up, each step one kernel that takes a stage's map as the backbone left it."""
-
-    weight: Tensor
-    bias: Tensor
-
-    def __init__(self, neck: TopDownNeck, order: Tensor, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.laterals = nn.ModuleList(Product.of(layer.conv, dtype, relu=True) for layer in neck.lateral)
-        mix = neck.mix.conv
-        assert mix.bias is not None
-        self.keep(dtype, weight=channels_last(mix.weight[order]), bias=mix.bias[order])
-
-    def forward(self, earlier: Sequence[Tensor], norms: Sequence[FusedNorm], deepest: Tensor) -> Tensor:
-        """Maps before their norms, those norms, and the deepest map after its own."""
-        *laterals, last = self.laterals
-        x = last(deepest)
-        for stage, norm, lateral in zip(reversed(earlier), reversed(norms), reversed(laterals), strict=True):
-            x = norm_relu_add(stage, *norm.packed(), lateral.weight, lateral.bias, x)  # type: ignore[arg-type]
-        return convolve(x, self.weight, self.bias, relu=True)
-
-
-class FusedConcat(nn.Module):
-    """The mixture of the concatenated maps is a sum over the stages, each with its own 1x1 product."""
-
-    def __init__(self, neck: ConcatNeck, order: Tensor, dtype: torch.dtype) -> None:
-        super().__init__()
-        parts = neck.mix.weight.flatten(1)[order].chunk(len(neck.lateral), dim=1)
-        self.products = nn.ModuleList(
-            Product(part @ weight.flatten(1), part @ bias, dtype)
-            for part, (weight, bias) in zip(parts, map(_weights, neck.lateral), strict=True)
-        )
-
-    def forward(self, earlier: Sequence[Tensor], norms: Sequence[FusedNorm], deepest: Tensor) -> Tensor:
-        """Likewise."""
-        *products, last = self.products
-        first, *others = (product(norm(x)) for product, norm, x in zip(products, norms, earlier, strict=True))
-        for x in (*others, last(deepest)):
-            first = resize_add(first, x)
-        return first
 
 
 class FusedTokens(Packed):
@@ -236,17 +194,27 @@ class FusedLayer(Packed):
         self.following = following
 
     def forward(self, tokens: Tensor, queries: Tensor, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        perceptron = Perceptron(self.first, self.first_bias, self.second, self.second_bias)
-        parts = join_perceptron(tokens, self.read(queries, pixels), self.read.join(), perceptron)
-        own = self.following.packed() if self.following is not None else None
-        tokens, vectors, added, attended = settle(parts, self.norm3.packed(), self.vectors.packed(), own)
-        keys, values, queries = vectors.tensor_split((self.heads, 2 * self.heads), dim=2)
-        pixels = pixels_attend_tokens(
-            pixels, keys, added[..., : self.heads], values, self.out_bias, *self.norm4.packed()
-        )
+        tokens, writing, queries, attended = self._settled(tokens, self.read(queries, pixels))
+        pixels = pixels_attend_tokens(pixels, *writing[:-1], *writing.norm)
         if self.following is not None:
             tokens, queries = self.following(tokens, attended)
         return tokens, queries, pixels
+
+    def tokens_only(self, tokens: Tensor, read: Tensor) -> tuple[Tensor, Tensor, Writing]:
+        """Tokens and what they read -> tokens, the next reader's queries, and what the pixels get."""
+        tokens, writing, queries, attended = self._settled(tokens, read)
+        if self.following is not None:
+            tokens, queries = self.following(tokens, attended)
+        return tokens, queries, writing
+
+    def _settled(self, tokens: Tensor, read: Tensor) -> tuple[Tensor, Writing, Tensor, Tensor]:
+        perceptron = Perceptron(self.first, self.first_bias, self.second, self.second_bias)
+        parts = join_perceptron(tokens, read, self.read.join(), perceptron)
+        own = self.following.packed() if self.following is not None else None
+        tokens, vectors, added, attended = settle(parts, self.norm3.packed(), self.vectors.packed(), own)
+        keys, values, queries = vectors.tensor_split((self.heads, 2 * self.heads), dim=2)
+        writing = Writing(keys, added[..., : self.heads], values, self.out_bias, self.norm4.packed())
+        return tokens, writing, queries, attended
 
 
 class FusedHyper(Packed):
@@ -303,8 +271,20 @@ class FusedHead(nn.Module):
 
     def forward(self, x: Tensor, tokens: Tensor, queries: Tensor) -> Tensor:
         pixels = x.flatten(1, 2)
+        if onednn.applies(pixels):
+            return self._by_parts(pixels, tokens, queries)
         for layer in self.layers:
             tokens, queries, pixels = layer(tokens, queries, pixels)
         prototypes = self.hyper(tokens, self.final(queries, pixels), self.final.join())
         descriptors = pixels.view(pixels.shape[0], -1, prototypes.shape[-1])  # (B, L x quarters, d_h)
         return best_cosines(descriptors, prototypes, self.scale)
+
+    def _by_parts(self, pixels: Tensor, tokens: Tensor, queries: Tensor) -> Tensor:
+        """The same; as the next queries depend on the tokens alone, a layer passes the pixels once."""
+        layers: list[Any] = list(self.layers)
+        images: Sequence[attend_parts.Parts] = attend_parts.split(pixels)
+        read = attend_parts.read(images, queries, layers[0].read.projection)
+        for layer, reader in zip(layers, [*(layer.read for layer in layers[1:]), self.final], strict=True):
+            tokens, queries, writing = layer.tokens_only(tokens, read)
+            images, read = attend_parts.write_and_read(images, writing, queries, reader.projection)
+        return attend_parts.best_cosines(images, self.hyper(tokens, read, self.final.join()), self.scale)

@@ -8,13 +8,37 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from crispseg.ops import onednn
 from crispseg.ops.attend_tokens import Norm
 from crispseg.ops.normalize import layer_norm
 
 ALIGNMENT = 8  # widths of matrix products are multiples of it: others take a slow path in half precision
 
 
-class Packed(nn.Module):
+class Ready(nn.Module):
+    """A module that makes something of its weights for a CPU, when first asked for and again when they were moved or
+    cast. Copies and pickles go without: they make their own."""
+
+    _ready: Any = None
+
+    def ready(self) -> Any:
+        if self._ready is None:
+            self._ready = self.make_ready()
+        return self._ready
+
+    def make_ready(self) -> Any:
+        raise NotImplementedError
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_ready": None}
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Ready:
+        self._ready = None
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+
+class Packed(Ready):
     """A module whose weights are buffers, made from a model's float64 weights and laid out in memory as these are."""
 
     def keep(self, dtype: torch.dtype, **tensors: Tensor | None) -> None:
@@ -57,8 +81,13 @@ class Product(Packed):
         """What a linear layer or a 1x1 convolution computes."""
         return cls(layer.weight.flatten(1), layer.bias, dtype, relu)
 
+    def make_ready(self) -> onednn.Linear:
+        return onednn.Linear.of(self.weight.t(), self.bias, self.relu)
+
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
+        if onednn.applies(rows):
+            return self.ready()(rows).view(*x.shape[:-1], -1)
         y = linear_relu(rows, self.weight, self.bias) if self.relu else torch.addmm(self.bias, rows, self.weight)
         return y.view(*x.shape[:-1], -1)
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from crispseg.errors import UserError
 from crispseg.fused.aside import Aside
 from crispseg.fused.backbone import FusedVSSD
+from crispseg.fused.convolutions import prepare_convolutions
 from crispseg.fused.fold import fold_batchnorms
 from crispseg.fused.graphs import GraphCache
 from crispseg.fused.head import FusedHead
@@ -47,6 +48,7 @@ class Cast(nn.Module):
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
         super().__init__()
+        prepare_convolutions(model)
         self.model, self.dtype = model.to(dtype=dtype, memory_format=torch.channels_last), dtype  # type: ignore[call-overload]
 
     def forward(self, image: Tensor) -> Tensor:

@@ -65,10 +65,12 @@ def resize_add(finer: Tensor, coarser: Tensor) -> Tensor:
         from crispseg.ops.kernels import resizing as kernels
 
         return kernels.resize_add(finer, coarser)
-    resized = functional.interpolate(
-        coarser.permute(0, 3, 1, 2), size=finer.shape[1:3], mode="bilinear", align_corners=False
-    )
-    return finer + resized.permute(0, 2, 3, 1)
+    return finer + resized(coarser, finer.shape[1:3])
+
+
+def resized(x: Tensor, size: tuple[int, int] | torch.Size) -> Tensor:
+    """x (B, h, w, C) resized to (B, *size, C), by torch."""
+    return _interpolated(x.permute(0, 3, 1, 2), size).permute(0, 2, 3, 1)
 
 
 def add_bias_(x: Tensor, bias: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:

@@ -41,7 +41,7 @@ class QuerySums(NamedTuple):
     plain: Tensor | None  # (B, N) sum_i Q_i, only where step 2 does not fold
 
 
-class _Queries(NamedTuple):
+class Queries(NamedTuple):
     """Of a part of the image, (B, L, N) each."""
 
     row: Tensor  # Q_i / row_i; Q_i in raw fusion
@@ -62,7 +62,7 @@ def accumulate(v: Tensor, b: Tensor, rho: Tensor, gates: Gates, rule: Rule) -> S
     batch, tokens = b.shape[:2]
     b = b.to(sum_dtype(b.dtype))
     v, rho = v.to(b.dtype), rho.to(b.dtype)
-    key = positive_feature(b) if rule.fusion == "normalized" else b
+    key = _feature(b) if rule.fusion == "normalized" else b
     gain, residual = rho, None
     if gates.residual is not None:
         g = gates.residual.to(b.dtype)
@@ -82,21 +82,21 @@ def accumulate(v: Tensor, b: Tensor, rho: Tensor, gates: Gates, rule: Rule) -> S
 @without_autocast
 def query_sums(c: Tensor, state: State, gates: Gates, rule: Rule) -> QuerySums:
     """The queries' sums of a part of the image, given the whole image's state: c (B, L, N)."""
-    return _sums_of(_queries(c, state, rule), state)
+    return sums_of(queries_of(c, state, rule), state)
 
 
 @without_autocast
 def read_out(v: Tensor, c: Tensor, d: Tensor, state: State, sums: QuerySums | None, gates: Gates, rule: Rule) -> Tensor:
     """The calibrated output (B, L, H, P) of a part of the image, given the whole image's state and query sums."""
-    return _read_out(v, _queries(c, state, rule), d, state, sums, gates, rule)
+    return read_queries(v, queries_of(c, state, rule), d, state, sums, gates, rule)
 
 
-def _sums_of(queries: _Queries, state: State) -> QuerySums:
+def sums_of(queries: Queries, state: State) -> QuerySums:
     return QuerySums(queries.row.sum(1), queries.plain.sum(1) if state.residual is not None else None)
 
 
-def _read_out(
-    v: Tensor, queries: _Queries, d: Tensor, state: State, sums: QuerySums | None, gates: Gates, rule: Rule
+def read_queries(
+    v: Tensor, queries: Queries, d: Tensor, state: State, sums: QuerySums | None, gates: Gates, rule: Rule
 ) -> Tensor:
     batch, tokens, heads, width = v.shape
     amplify, shift = _affine(state, sums, d, gates, rule, heads, width)
@@ -105,10 +105,10 @@ def _read_out(
     if state.residual is not None:
         g = _per_channel(gates.residual, heads, width)
         out = out + torch.bmm(queries.plain, state.residual * (g if amplify is None else g * amplify))
-    skip = d.to(out.dtype)[:, None]
+    skip = _per_channel(d.to(out.dtype), heads, width)
     if rule.skip == "before" and amplify is not None:
-        skip = skip * amplify.view(heads, width)
-    return out.view(batch, tokens, heads, width).addcmul_(v.to(out.dtype), skip)
+        skip = skip * amplify
+    return out.addcmul_(v.to(out.dtype).flatten(2), skip).view(batch, tokens, heads, width)
 
 
 def ncssd(
@@ -124,9 +124,9 @@ def ncssd(
 @without_autocast
 def _at_once(v: Tensor, b: Tensor, c: Tensor, rho: Tensor, d: Tensor, gates: Gates, rule: Rule) -> Tensor:
     state = accumulate(v, b, rho, gates, rule)
-    queries = _queries(c, state, rule)
-    sums = _sums_of(queries, state) if gates.use_mean else None
-    return _read_out(v, queries, d, state, sums, gates, rule)
+    queries = queries_of(c, state, rule)
+    sums = sums_of(queries, state) if gates.use_mean else None
+    return read_queries(v, queries, d, state, sums, gates, rule)
 
 
 def _add(x: Tensor | None, y: Tensor | None) -> Tensor | None:
@@ -137,13 +137,18 @@ def _outer_sum(key: Tensor, values: Tensor) -> Tensor:
     return torch.bmm(key.transpose(1, 2), values)  # (B, N, L) x (B, L, H*P)
 
 
-def _queries(c: Tensor, state: State, rule: Rule) -> _Queries:
+def queries_of(c: Tensor, state: State, rule: Rule) -> Queries:
     eps = normaliser_floor(c.dtype)
     c = c.to(sum_dtype(c.dtype))
     if state.k is None:
-        return _Queries(c, c)
-    query = positive_feature(c)
-    return _Queries(query / torch.bmm(query, state.k[..., None]).clamp(min=eps), query)
+        return Queries(c, c)
+    query = _feature(c)
+    return Queries(query / torch.bmm(query, state.k[..., None]).clamp(min=eps), query)
+
+
+def _feature(x: Tensor) -> Tensor:
+    """`positive_feature`, in place where no gradient is asked for."""
+    return positive_feature(x) if torch.is_grad_enabled() else x.clamp(max=0).exp_().add_(x.relu())
 
 
 def _affine(

@@ -1,0 +1,101 @@
+"""Work in strips against the same on whole maps, in float64 where torch can; and what packed weights must survive."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from crispseg.fused import strips
+from crispseg.fused.convolutions import FusedConvolution
+from crispseg.ops import attend_parts, onednn, only, winograd
+from tests.conftest import relative_error
+from tests.fused.models import small_crisp
+
+pytestmark = pytest.mark.skipif(not onednn._AVAILABLE, reason="needs torch with oneDNN")
+
+
+@pytest.fixture
+def narrow(monkeypatch):
+    """Strips, parts and tiles as small as they get."""
+    monkeypatch.setattr(strips, "NUMBERS", 1)
+    monkeypatch.setattr(strips, "_LEAST", 2)
+    monkeypatch.setattr(attend_parts, "_NUMBERS", 1)
+    monkeypatch.setattr(winograd, "_TILES", 1)
+    monkeypatch.setattr(winograd, "LEAST_CHANNELS", 8)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("height", [1, 2, 5, 8, 11])
+@torch.no_grad()
+def test_convolutions(narrow, height, batch):
+    weight, bias, x = torch.randn(6, 1, 3, 3), torch.randn(6), torch.randn(batch, height, 7, 6)
+    for stride in (1, 2):
+        truth = functional.conv2d(
+            x.double().exp().permute(0, 3, 1, 2), weight.double(), bias.double(), stride, 1, groups=6
+        ).permute(0, 2, 3, 1)
+        convolution = onednn.Convolution.of(weight, bias, (1, 1), (stride, stride), groups=6)
+        if stride == 1:
+            parts = [strips.convolved(torch.exp, convolution, x, rows) for rows in strips.strips(x, 6)]
+            found = torch.cat(parts, dim=1)
+        else:
+            found, truth = strips.halved(torch.exp, convolution, torch.sin, x, 6), truth.sin()
+        assert relative_error(found, truth) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"fusion": "raw"}, {"dco": {"residual_readout": "unnormalized"}}, {"neck": "concat"}]
+)
+@pytest.mark.parametrize("shape", [(1, 3, 70, 90), (3, 3, 37, 53)])
+def test_a_model_in_the_narrowest_strips(narrow, options, shape):
+    model, images = small_crisp(**options), torch.randn(shape)
+    with torch.no_grad():
+        truth = copy.deepcopy(model).double()(images.double())
+    fused = model.fused()
+    assert relative_error(fused(images), truth) < 1e-5
+    with only("torch"):
+        assert relative_error(fused(images), truth) < 1e-5
+
+
+def test_copies_pickles_and_other_precisions_after_a_run():
+    images = torch.randn(1, 3, 40, 56)
+    fused = small_crisp().fused(graphs=False)
+    truth = fused(images)
+    assert torch.equal(copy.deepcopy(fused)(images), truth)
+    assert torch.equal(pickle.loads(pickle.dumps(fused))(images), truth)
+    file = io.BytesIO()
+    torch.save(fused, file)
+    file.seek(0)
+    assert torch.equal(torch.load(file, weights_only=False)(images), truth)
+    assert relative_error(copy.deepcopy(fused).double()(images), truth) < 1e-5
+    assert torch.equal(fused(images), truth)
+
+
+def test_exported_after_a_run():
+    images = torch.randn(1, 3, 40, 56)
+    fused = small_crisp().fused()
+    truth = fused(images)
+    program = torch.export.export(fused, (images,))
+    assert not any("mkldnn" in str(node.target) for node in program.graph.nodes)
+    assert relative_error(program.module()(images), truth) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kernel_size": 3, "padding": 1},
+        {"kernel_size": 3, "padding": 2, "dilation": 2},
+        {"kernel_size": 2, "stride": 2},
+    ],
+)
+@torch.no_grad()
+def test_convolutions_of_any_model(options):
+    conv, x = nn.Conv2d(128, 128, **options), torch.randn(2, 128, 9, 12)
+    truth = copy.deepcopy(conv).double()(x.double())
+    fused = FusedConvolution(conv)
+    assert relative_error(fused(x), truth) < 1e-5
+    assert (fused._ready is None) == (fused.dilation == (2, 2))
+    assert relative_error(FusedConvolution(conv).double()(x.double()), truth) < 1e-12

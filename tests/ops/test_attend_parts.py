@@ -1,0 +1,40 @@
+"""Attention by parts against the formulas in float64, which test_attend.py and test_matching.py hold to loops."""
+
+import pytest
+import torch
+
+from crispseg.ops import attend_parts, onednn
+from crispseg.ops.attend import pixels_attend_tokens, read_pixels
+from crispseg.ops.attend_parts import Writing
+from crispseg.ops.attend_tokens import Norm
+from crispseg.ops.matching import best_cosines
+from tests.conftest import relative_error
+
+pytestmark = pytest.mark.skipif(not onednn._AVAILABLE, reason="needs torch with oneDNN")
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e3])
+@pytest.mark.parametrize("numbers", [1, 40, 10**6])
+@torch.no_grad()
+def test_reading_writing_and_matching(monkeypatch, numbers, scale):
+    monkeypatch.setattr(attend_parts, "_NUMBERS", numbers)
+    pixels = scale * torch.randn(2, 23, 8)
+    keys, values, queries, later = torch.randn(4, 2, 3, 2, 8)
+    added, (bias, weight, shift) = torch.randn(2, 3, 2), torch.randn(3, 8)
+    projection, prototypes = torch.randn(2, 5, 8), torch.randn(2, 4, 3, 4)
+    images = attend_parts.split(pixels)
+
+    read = attend_parts.read(images, queries, projection)
+    assert relative_error(read, read_pixels(queries.double(), pixels.double(), projection.double())) < 1e-5
+
+    norm = Norm(weight, shift, 1e-5)
+    written, read = attend_parts.write_and_read(images, Writing(keys, added, values, bias, norm), later, projection)
+    wide = (x.double() for x in (pixels, keys, added, values, bias, weight, shift))
+    truth = pixels_attend_tokens(*wide, 1e-5)
+    found = torch.stack([torch.cat(list(parts)) for parts in written])
+    assert relative_error(found, truth) < 1e-5
+    assert relative_error(read, read_pixels(later.double(), truth, projection.double())) < 1e-5
+
+    cosines = attend_parts.best_cosines(written, prototypes, 7.0)
+    descriptors = truth.view(2, -1, 4)  # two side by side
+    assert relative_error(cosines, best_cosines(descriptors, prototypes.double(), 7.0)) < 1e-5

@@ -76,7 +76,6 @@ def cases(batch: int) -> list[Case]:
             bytes=size + 4 * batch * CLASSES * length,
         ),
         Case("resize_add", resizing.resize_add, (finer, coarser), bytes=2 * size + coarser.nbytes),
-        Case("add_bias + ReLU", _bias_relu, (finer, norm[0]), bytes=2 * size),
         Case("attend_own", _attend_own, (tokens, *own)),
         Case("tokens of a layer", _layer, (tokens, read, *join, *perceptron, *vectors, *own)),
         Case("join_grouped", _join_grouped, (tokens, read, *join, *hyper)),
@@ -110,10 +109,6 @@ def _layer(tokens: Tensor, read: Tensor, *weights: Tensor) -> Tensor:
 
 def _join_grouped(tokens: Tensor, read: Tensor, *weights: Tensor) -> Tensor:
     return attend_tokens.join_grouped(tokens, read, _join(*weights[:4]), *weights[4:], True)
-
-
-def _bias_relu(x: Tensor, bias: Tensor) -> Tensor:
-    return resizing.add_bias_(x * 1, bias, None, True)  # a copy first: the same input serves every run
 
 
 def formula(case: Case) -> Callable[..., Tensor]:

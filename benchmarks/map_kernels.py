@@ -181,7 +181,7 @@ def neck_case(batch: int) -> Case:
 
     def in_two(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         y = functional.conv2d(x.permute(0, 3, 1, 2), weight, padding=1)
-        return resizing.add_bias_(y.permute(0, 2, 3, 1), bias, relu=True)
+        return y.permute(0, 2, 3, 1).add_(bias).relu_()
 
     return Case(
         "neck 256 -> 256",

@@ -197,16 +197,3 @@ def test_mix_candidates(batch, classes, count, width, dtype):
 def test_resize_add(fine, coarse, dtype):
     finer, coarser = torch.randn(2, *fine, 20).to(dtype), torch.randn(2, *coarse, 20).to(dtype)
     agree(resizing_kernels.resize_add, resizing.resize_add, (finer, coarser))
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("relu", [False, True])
-@pytest.mark.parametrize("with_residual", [False, True])
-def test_add_bias(with_residual, relu, dtype):
-    x, residual = torch.randn(2, 2, 5, 33, 12).to(dtype)
-    bias = torch.randn(12).to(dtype)
-    truth = x.double() + bias.double() + (residual.double() if with_residual else 0)
-    truth = truth.relu() if relu else truth
-    for function in (resizing_kernels.add_bias_, resizing.add_bias_):
-        found = function(x.clone(), bias, residual if with_residual else None, relu)
-        assert relative_error(found, truth) < BOUNDS[dtype]

@@ -136,8 +136,6 @@ def test_matching(classes, count, length, dtype):
 def test_maps(fine, coarse, dtype):
     finer, coarser = draw(2, *fine, 256, dtype=dtype), draw(2, *coarse, 256, dtype=dtype)
     agree(resizing.resize_add, (finer, coarser))
-    bias = draw(256, dtype=dtype)
-    agree(lambda x, b, r: resizing.add_bias_(x.clone(), b, r, relu=True), (finer, bias, finer.flip(1).contiguous()))
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)

@@ -146,14 +146,14 @@ SIZES_OF_MAPS = [
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_resized_maps_in_half_precision(dtype):
-    size = (7, 9)
-    agree(lambda x: resizing._resize(x, None, *size), lambda x: resized(x, size), (draw(2, 3, 5, 20, dtype=dtype),))
+    x, finer = draw(2, 3, 5, 20, dtype=dtype), draw(2, 7, 9, 20, dtype=dtype)
+    agree(resizing._resize_add, lambda x, y: resized(x, (7, 9)) + y, (x, finer))
 
 
 @pytest.mark.parametrize(("low", "size"), SIZES_OF_MAPS)
 def test_resized_maps(low, size):
     x, finer = draw(1, *low, 20), draw(1, *size, 20)
-    agree(lambda x, y: resizing._resize(x, y, *size), lambda x, y: resized(x, size) + y, (x, finer))
+    agree(resizing._resize_add, lambda x, y: resized(x, size) + y, (x, finer))
 
 
 @pytest.mark.parametrize(("low", "size"), SIZES_OF_MAPS)

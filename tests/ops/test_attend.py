@@ -1,10 +1,9 @@
 """The formulas against loops written out; the kernels through Triton's interpreter."""
 
-import pytest
 import torch
 
 from crispseg.ops.attend import pixels_attend_tokens, read_pixels
-from crispseg.ops.resizing import add_bias_, resize_add
+from crispseg.ops.resizing import resize_add
 
 
 def draw(*shape):
@@ -59,12 +58,3 @@ def test_resize_add():
         above = coarser[0, top, left] * (1 - fx) + coarser[0, top, right] * fx
         below = coarser[0, bottom, left] * (1 - fx) + coarser[0, bottom, right] * fx
         torch.testing.assert_close(found[0, y, x], finer[0, y, x] + above * (1 - fy) + below * fy)
-
-
-@pytest.mark.parametrize("relu", [False, True])
-def test_add_bias(relu):
-    x, residual, bias = draw(1, 2, 3, 4), draw(1, 2, 3, 4), draw(4)
-    given = x.clone()
-    assert add_bias_(given, bias, residual, relu) is given
-    expected = x + bias + residual
-    torch.testing.assert_close(given, expected.clamp(min=0) if relu else expected)

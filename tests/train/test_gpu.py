@@ -4,6 +4,7 @@ our kernels: alone, compiled, and shared by two processes."""
 import copy
 import os
 import socket
+from datetime import timedelta
 
 import pytest
 import torch
@@ -101,7 +102,7 @@ def test_gradients_of_a_network_are_as_exact_as_the_formulas(compiled, dtype):
 def shared_worker(rank, port, out):
     """One of two processes on the same GPU, which NCCL refuses; Gloo takes gradients through the host."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    dist.init_process_group("gloo", rank=rank, world_size=2)
+    dist.init_process_group("gloo", rank=rank, world_size=2, timeout=timedelta(minutes=5))
     processes = Processes(torch.device("cuda", 0), rank, 2, dist.group.WORLD)
     part = distributed.batch()
     own = Part(part.images[rank::2], part.labels[rank::2], part.names[rank::2])

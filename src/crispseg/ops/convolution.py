@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from crispseg.ops.choice import kernels_apply
-from crispseg.ops.resizing import add_bias_
 
 _FEW = 48  # channels up to which a program holds the weights; cuDNN is fast where there are more
 _MOST_BANDS = 16
@@ -24,7 +23,7 @@ def convolve(
 ) -> Tensor:
     """A convolution of x (B, H, W, C) with "same" padding, its bias, residual and ReLU.
 
-    With many channels these are one more pass, or, where torch has cuDNN do all, a summand of weight zero. Left to
+    With many channels these are further passes, or, where torch has cuDNN do all, a summand of weight zero. Left to
     itself torch would take the unwritten output for that, and what was in that memory may not have been finite.
     """
     if stride == 1 and _few(weight) and weight.shape[0] <= _FEW and kernels_apply(x, weight, bias):
@@ -38,8 +37,9 @@ def convolve(
             channels_first, weight, channels_first, 0.0, bias, (1, 1), (padding, padding), (1, 1), 1
         )
         return y.permute(0, 2, 3, 1)
-    y = functional.conv2d(channels_first, weight, None, stride, padding)
-    return add_bias_(y.permute(0, 2, 3, 1), bias, residual, relu)
+    y = functional.conv2d(channels_first, weight, None, stride, padding).permute(0, 2, 3, 1).add_(bias)
+    y = y if residual is None else y.add_(residual)
+    return y.relu_() if relu else y
 
 
 def convolve_image(image: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""What maps are finished with: a convolution's bias, residual and ReLU, a coarser map added, or scores resized.
+"""A coarser map added to a finer one, and scores resized.
 
-Every function is its formula in plain torch; on CUDA a Triton kernel takes its place. `resize_map`, `add_resized` and
-`resize_scores` have gradients, the others are for inference only. All resizing is bilinear, pixel centres kept.
+Every function is its formula in plain torch; on CUDA a Triton kernel takes its place. `add_resized` and `resize_scores`
+have gradients, the others are for inference only. All resizing is bilinear, pixel centres kept.
 """
 
 from __future__ import annotations
@@ -17,18 +17,12 @@ from crispseg.ops.choice import kernels_apply, kernels_wanted
 _MOST_TIMES = 8  # larger along an axis; the gradients' kernels would take long to compile
 
 
-def resize_map(x: Tensor, size: tuple[int, int] | torch.Size) -> Tensor:
-    """x (B, C, h, w) resized to (B, C, *size). Under autocasting torch would return float32, the kernel does not."""
-    if _use_kernels(x, size):
-        return _resize(x.permute(0, 2, 3, 1), None, size[0], size[1]).permute(0, 3, 1, 2)
-    return _interpolated(x, size)
-
-
 def add_resized(finer: Tensor, coarser: Tensor) -> Tensor:
-    """finer (B, C, H, W) + coarser (B, C, h, w) resized; in one kernel if they are of one precision."""
+    """finer (B, C, H, W) + coarser (B, C, h, w) resized; in one kernel if they are of one precision. Under autocasting
+    torch would return float32, the kernel does not."""
     size = finer.shape[-2:]
     if _use_kernels(coarser, size) and finer.dtype == coarser.dtype:
-        return _resize(coarser.permute(0, 2, 3, 1), finer.permute(0, 2, 3, 1), *size).permute(0, 3, 1, 2)
+        return _resize_add(coarser.permute(0, 2, 3, 1), finer.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
     return finer + _interpolated(coarser, size)
 
 
@@ -73,17 +67,6 @@ def resized(x: Tensor, size: tuple[int, int] | torch.Size) -> Tensor:
     return _interpolated(x.permute(0, 3, 1, 2), size).permute(0, 2, 3, 1)
 
 
-def add_bias_(x: Tensor, bias: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
-    """x (B, H, W, C) + bias (+ residual), through a ReLU if asked for, in place."""
-    if kernels_apply(x, bias) and x.is_contiguous() and (residual is None or residual.is_contiguous()):
-        from crispseg.ops.kernels import resizing as kernels
-
-        return kernels.add_bias_(x, bias, residual, relu)
-    x = x.add_(bias)
-    x = x if residual is None else x.add_(residual)
-    return x.relu_() if relu else x
-
-
 def upsample(
     scores: Tensor, low: tuple[int, int], size: tuple[int, int] | torch.Size, quarters: bool = False
 ) -> Tensor:
@@ -107,20 +90,18 @@ def upsample(
 # Registered as operators so that torch.compile takes them as they are; their bodies import Triton when first run.
 
 
-@torch.library.custom_op(
-    "crispseg::resize", mutates_args=(), schema="(Tensor x, Tensor? finer, int height, int width) -> Tensor"
-)
-def _resize(x: Tensor, finer: Tensor | None, height: int, width: int) -> Tensor:
-    """x (B, h, w, C) resized, plus `finer` (B, height, width, C)."""
+@torch.library.custom_op("crispseg::resize_add", mutates_args=(), schema="(Tensor x, Tensor finer) -> Tensor")
+def _resize_add(x: Tensor, finer: Tensor) -> Tensor:
+    """x (B, h, w, C) resized, plus `finer` (B, H, W, C)."""
     from crispseg.ops.kernels import resizing as kernels
 
     with torch.cuda.device_of(x):
-        return kernels.resize(x, (height, width)) if finer is None else kernels.resize_add(finer, x)
+        return kernels.resize_add(finer, x)
 
 
-@_resize.register_fake
-def _(x: Tensor, finer: Tensor | None, height: int, width: int) -> Tensor:
-    return x.new_empty(x.shape[0], height, width, x.shape[3])
+@_resize_add.register_fake
+def _(x: Tensor, finer: Tensor) -> Tensor:
+    return x.new_empty(finer.shape)
 
 
 @torch.library.custom_op(
@@ -169,12 +150,12 @@ def _(g: Tensor, height: int, width: int) -> Tensor:
 
 
 def _remember_map(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.size, ctx.adds = inputs[0].shape[1:3], inputs[1] is not None
+    ctx.size = inputs[0].shape[1:3]
 
 
 def _differentiate_map(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
     coarse = _resize_backward(g, *ctx.size) if ctx.needs_input_grad[0] else None
-    return coarse, g if ctx.adds else None, None, None
+    return coarse, g
 
 
 def _remember_planes(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -185,5 +166,5 @@ def _differentiate_planes(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
     return _resize_planes_backward(g, *ctx.size), None, None
 
 
-_resize.register_autograd(_differentiate_map, setup_context=_remember_map)
+_resize_add.register_autograd(_differentiate_map, setup_context=_remember_map)
 _resize_planes.register_autograd(_differentiate_planes, setup_context=_remember_planes)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -21,7 +22,7 @@ def between(index, scale, size):
 @triton.jit
 def _resize_add_kernel(
     finer, coarser, out, pixels, fine_h, fine_w, coarse_h, coarse_w, channels, scale_y, scale_x,
-    ADD: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
+    PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
@@ -40,31 +41,21 @@ def _resize_add_kernel(
     below = c.to(tl.float32) * (1 - along) + d.to(tl.float32) * along
     places = pixel[:, None].to(tl.int64) * channels + channel[None, :]
     result = above * (1 - down) + below * down
-    if ADD:
-        result += tl.load(finer + places, mask=inside, other=0.0).to(tl.float32)
+    result += tl.load(finer + places, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + places, result, mask=inside)
 
 
 def resize_add(finer: Tensor, coarser: Tensor) -> Tensor:
-    return _resize(coarser, (finer.shape[1], finer.shape[2]), finer.contiguous())
-
-
-def resize(x: Tensor, size: tuple[int, int]) -> Tensor:
-    """x (B, h, w, C) resized to (B, *size, C)."""
-    return _resize(x, size, None)
-
-
-def _resize(coarser: Tensor, size: tuple[int, int], finer: Tensor | None) -> Tensor:
-    coarser = coarser.contiguous()
-    batch, coarse_h, coarse_w, channels = coarser.shape
-    height, width = size
-    out = coarser.new_empty(batch, height, width, channels)
+    finer, coarser = finer.contiguous(), coarser.contiguous()
+    batch, height, width, channels = finer.shape
+    coarse_h, coarse_w = coarser.shape[1:3]
+    out = torch.empty_like(finer)
     block = min(128, triton.next_power_of_2(channels))
     pixels = max(1, 2048 // block)
     count = batch * height * width
     _resize_add_kernel[(triton.cdiv(count, pixels), triton.cdiv(channels, block))](
-        out if finer is None else finer, coarser, out, count, height, width, coarse_h, coarse_w, channels,
-        coarse_h / height, coarse_w / width, ADD=finer is not None, PIXELS=pixels, CHANNELS=block, num_warps=4,
+        finer, coarser, out, count, height, width, coarse_h, coarse_w, channels, coarse_h / height, coarse_w / width,
+        PIXELS=pixels, CHANNELS=block, num_warps=4,
     )  # fmt: skip
     return out
 
@@ -123,34 +114,3 @@ def upsample(
         QUARTERS=quarters, COLUMNS=columns, num_warps=warps, **early(scores.device),
     )  # fmt: skip
     return out
-
-
-@triton.jit
-def _bias_kernel(
-    x, bias, residual, pixels, channels,
-    WITH_RESIDUAL: tl.constexpr, RELU: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
-    EARLY: tl.constexpr,
-):  # fmt: skip
-    after_the_kernel_before(EARLY)
-    pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
-    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    inside = (pixel[:, None] < pixels) & (channel[None, :] < channels)
-    places = pixel[:, None].to(tl.int64) * channels + channel[None, :]
-    value = tl.load(x + places, mask=inside, other=0.0).to(tl.float32)
-    value += tl.load(bias + channel, mask=channel < channels, other=0.0).to(tl.float32)[None, :]
-    if WITH_RESIDUAL:
-        value += tl.load(residual + places, mask=inside, other=0.0).to(tl.float32)
-    if RELU:
-        value = tl.maximum(value, 0.0)
-    tl.store(x + places, value, mask=inside)
-
-
-def add_bias_(x: Tensor, bias: Tensor, residual: Tensor | None, relu: bool) -> Tensor:
-    channels = x.shape[-1]
-    block = min(256, triton.next_power_of_2(channels))
-    rows, pixels = 4096 // block, x.numel() // channels
-    _bias_kernel[(triton.cdiv(pixels, rows), triton.cdiv(channels, block))](
-        x, bias, x if residual is None else residual, pixels, channels,
-        WITH_RESIDUAL=residual is not None, RELU=relu, PIXELS=rows, CHANNELS=block, num_warps=4, **early(x.device),
-    )  # fmt: skip
-    return x

@@ -14,7 +14,7 @@
 # blocks, maps   those of half blocks, stem, norms and resizes against torch's operations, and how to cut their work
 # profile    where a fused crisp_tiny spends its time
 # bars       crisp_tiny beside a compiled UNetFormer, and without DCO
-# scaling    time and memory per pixel from 512 to 4096 px
+# scaling    time and memory per pixel from 256 to 4096 px
 # compiled   training steps of crisp_tiny under torch.compile; two minutes to compile
 # training   images per second of training steps, and of plain VSSD + UPerHead's: torch's operations, one by one
 # rivals     the speed columns of configs/tables/rivals.yaml, from the runs kept in benchmarks/results/ablations
@@ -70,7 +70,8 @@ run_bars() {
     --relative-to unetformer_r18@compiled --out "$OUT/bars" &&
     crisp bench compare "$OUT/bars/bench.json" --relative-to crisp_tiny:dco=false
 }
-run_scaling() { crisp bench scaling crisp_tiny --modes fused --precision bf16 --sizes 512 4096 --out "$OUT/scaling"; }
+run_scaling() { crisp bench scaling crisp_tiny --modes fused --precision bf16 --sizes 256 512 1024 2048 4096 \
+    --out "$OUT/scaling"; }
 run_training() {
   "$PYTHON" benchmarks/training.py model=crisp_tiny $TRAINING --steps 20 --out "$OUT/training-crisp_tiny.json" \
     --profile "$OUT/profile_training.md" &&

@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -72,6 +73,19 @@ def test_copies_pickles_and_other_precisions_after_a_run():
     assert torch.equal(torch.load(file, weights_only=False)(images), truth)
     assert relative_error(copy.deepcopy(fused).double()(images), truth) < 1e-5
     assert torch.equal(fused(images), truth)
+
+
+def test_first_calls_from_several_threads_and_then_without_onednn():
+    model, images = small_crisp(), torch.randn(4, 1, 3, 40, 56)
+    with torch.no_grad():
+        truths = [copy.deepcopy(model).double()(image.double()) for image in images]
+    fused = model.fused()
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(fused, images))
+    with torch.backends.mkldnn.flags(enabled=False):
+        results += [fused(image) for image in images]
+    for found, truth in zip(results, 2 * truths, strict=True):
+        assert relative_error(found, truth) < 1e-5
 
 
 def test_exported_after_a_run():

@@ -76,13 +76,16 @@ def refusal(processes, rank):
     return ""
 
 
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
     out = tmp_path_factory.mktemp("two")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    mp.spawn(worker, args=(port, str(out)), nprocs=2)
+    mp.spawn(worker, args=(free_port(), str(out)), nprocs=2)
     assert not dist.is_initialized()
     return [torch.load(out / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
 

@@ -3,7 +3,6 @@ our kernels: alone, compiled, and shared by two processes."""
 
 import copy
 import os
-import socket
 from datetime import timedelta
 
 import pytest
@@ -119,10 +118,7 @@ def exact_gradients(processes, part, precision):
 
 
 def test_two_processes_on_a_gpu_give_the_gradients_of_one_with_twice_the_batch(tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    mp.spawn(shared_worker, args=(port, str(tmp_path)), nprocs=2)
+    mp.spawn(shared_worker, args=(distributed.free_port(), str(tmp_path)), nprocs=2)
     one = {
         name: exact_gradients(Processes(torch.device("cuda", 0)), distributed.batch(), name)
         for name in ("fp32", "bf16")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from crispseg.fused import strips
-from crispseg.fused.layers import FusedNorm, Packed, Product, aligned, channels_last, linear_gelu, padded
+from crispseg.fused.layers import FusedNorm, Packed, Product, Ready, aligned, channels_last, linear_gelu, padded
 from crispseg.models.layers import to_channels_first
 from crispseg.models.vssd import VSSD, AttentionMixer, Block, Downsample, NCSSDMixer, Stem
 from crispseg.ops import onednn
@@ -30,7 +30,7 @@ from crispseg.ops.spec import Gates, sum_dtype
 _CONSTANT = 8.0
 
 
-class FusedMixer(Packed):
+class FusedMixer(Packed, Ready):
     """NC-SSD with DCO between two products, after a block's `start`; gives the residual with its result added."""
 
     project: Tensor  # (C, z | xBC | dt, padded)
@@ -119,7 +119,7 @@ class FusedAttention(nn.Module):
         return residual.add_(self.mixer(normed))
 
 
-class FusedBlock(Packed):
+class FusedBlock(Packed, Ready):
     conv1: Tensor
     bias1: Tensor
     conv2: Tensor
@@ -207,7 +207,7 @@ def _with_residual(weight: Tensor, bias: Tensor) -> onednn.Convolution:
     return onednn.Convolution.of(weight + itself, bias, (1, 1), groups=weight.shape[0])
 
 
-class FusedStem(Packed):
+class FusedStem(Packed, Ready):
     """Image (B, bands, H, W) of any type and layout -> (B, h, w, C)."""
 
     weight0: Tensor
@@ -245,7 +245,7 @@ class FusedStem(Packed):
         return halve_and_mix(x, w3, b3, self.last.weight, self.last.bias)
 
 
-class FusedDownsample(Packed):
+class FusedDownsample(Packed, Ready):
     weight: Tensor
     bias: Tensor
 

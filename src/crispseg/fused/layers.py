@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from crispseg.ops.normalize import layer_norm
 ALIGNMENT = 8  # widths of matrix products are multiples of it: others take a slow path in half precision
 
 
-class Ready(nn.Module):
+class Ready(nn.Module, ABC):
     """A module that makes something of its weights for a CPU, when first asked for and again when they were moved or
     cast. Copies and pickles go without: they make their own."""
 
@@ -26,8 +27,8 @@ class Ready(nn.Module):
             self._ready = self.make_ready()
         return self._ready
 
-    def make_ready(self) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def make_ready(self) -> Any: ...
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_ready": None}
@@ -38,7 +39,7 @@ class Ready(nn.Module):
         return self
 
 
-class Packed(Ready):
+class Packed(nn.Module):
     """A module whose weights are buffers, made from a model's float64 weights and laid out in memory as these are."""
 
     def keep(self, dtype: torch.dtype, **tensors: Tensor | None) -> None:
@@ -65,7 +66,7 @@ class FusedNorm(Packed):
         return layer_norm(x, *self.packed())
 
 
-class Product(Packed):
+class Product(Packed, Ready):
     """x @ weight.T + bias for x (..., in), in one kernel with its ReLU if it has one."""
 
     weight: Tensor  # (in, out), a view of (out, in)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from crispseg.fused.layers import FusedNorm, Packed, Product, channels_last
+from crispseg.fused.layers import FusedNorm, Packed, Product, Ready, channels_last
 from crispseg.models.omp import ConcatNeck, TopDownNeck
 from crispseg.ops import onednn
 from crispseg.ops.convolution import convolve
@@ -17,7 +17,7 @@ from crispseg.ops.resizing import resize_add, resized
 from crispseg.ops.winograd import Frame, Winograd, same_convolution
 
 
-class FusedTopDown(Packed):
+class FusedTopDown(Packed, Ready):
     """From the deepest map up, each step one kernel that takes a stage's map as the backbone left it."""
 
     weight: Tensor

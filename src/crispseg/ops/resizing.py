@@ -82,9 +82,7 @@ def upsample(
     if quarters:
         squares = scores.unflatten(-1, (height // 2, width // 2, 2, 2)).transpose(-3, -2)
         scores = squares.reshape(*scores.shape[:2], height * width)
-    return functional.interpolate(
-        scores.unflatten(-1, (height, width)), size=tuple(size), mode="bilinear", align_corners=False
-    )
+    return _interpolated(scores.unflatten(-1, (height, width)), size)
 
 
 # Registered as operators so that torch.compile takes them as they are; their bodies import Triton when first run.

@@ -34,7 +34,7 @@ def test_the_operator_in_all_modes():
     result = bench_ops(
         choose("cuda", sizes=(64,), batches=(1,), modes=("eager", "graph", "compiled"), repeats=3, warmup=1), say=quiet
     )
-    assert {cell.status for cell in result.cells} == {"ok"}
+    assert [cell for cell in result.cells if cell.status != "ok"] == []
 
 
 def test_recorded_graphs_answer_alternating_inputs_and_share_memory():

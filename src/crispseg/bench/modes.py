@@ -63,12 +63,17 @@ class Recorder(graphs.Recorder):
     """Records graphs and measures their memory."""
 
     peak_bytes = 0
+    _kept: Any = None  # a graph, as torch has a little memory for random numbers while there is any: not a model's
 
     def replayed(self, function: Function, example: Tensors) -> Replayed:
         recording = self.record(function, example)
         return Replayed(recording, self.peak_bytes)
 
     def capture(self, graph: Any, function: Function, inputs: Tensors) -> Tensors:
+        if self._kept is None:
+            self._kept = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._kept, stream=self.stream):
+                torch.zeros_like(inputs[0][:1])
         outputs, self.peak_bytes = _with_peak(lambda: super(Recorder, self).capture(graph, function, inputs), inputs)
         return outputs
 

@@ -118,9 +118,10 @@ def choose(name: str, rows: int, tokens: int, device: torch.device) -> Tiling:
     return tiling._replace(tokens=block)
 
 
-def split(tokens: int, rows: int, tiling: Tiling, device: torch.device) -> tuple[int, int]:
-    """Tokens per program, a multiple of the block, and the number of programs along the tokens."""
-    wanted = min(_MOST_PARTS, triton.cdiv(tiling.waves * multiprocessors(device), rows))
+def split(tokens: int, rows: int, tiling: Tiling, device: torch.device, most: int = _MOST_PARTS) -> tuple[int, int]:
+    """Tokens per program, a multiple of the block, and the number of programs along the tokens: all together are no
+    more than run at once."""
+    wanted = max(1, min(most, tiling.waves * multiprocessors(device) // rows))
     chunk = triton.cdiv(triton.cdiv(tokens, tiling.tokens), wanted) * tiling.tokens
     return chunk, triton.cdiv(tokens, chunk)
 

@@ -39,6 +39,8 @@ class Tiles(NamedTuple):
 
 
 def tiles_for(width: int) -> Tiles:
+    if width <= 1024:
+        return Tiles(512, 1, 16)
     return Tiles(1024, 4, 5) if width <= 2048 else Tiles(4096, 8, 3, stages=1)
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from crispseg.ops import ncssd
+from crispseg.ops import Rule, ncssd
 from tests.conftest import relative_error
 from tests.ops.test_ncssd import BOUNDS, make_gates
 
@@ -35,3 +35,16 @@ def check(function, inputs, values, rule, steps=(True, True, True), device="cpu"
             assert difference <= BOUNDS[dtype] * e.norm().item() or difference < 1e-6 * max(largest, 1), name
         else:
             assert difference <= PARAMETER_BOUNDS[dtype] * max(e.norm().item(), largest), name
+
+
+def check_gates(function, inputs, values, device="cpu"):
+    """The gradients of omega, s and t each by itself, however little is left of its sum over all tokens."""
+    wide = [x.detach().to(device).double().requires_grad_() for x in (*inputs, *values)]
+    truth = ncssd(*wide[:5], make_gates(wide[5:]), Rule(), backend="reference")
+    weight = torch.randn_like(truth)
+    expected = torch.autograd.grad((truth * weight).sum(), wide[-3:])
+    leaves = [x.detach().to(device).requires_grad_() for x in (*inputs, *values)]
+    result = function(*leaves[:5], make_gates(leaves[5:]), Rule())
+    found = torch.autograd.grad((result * weight.float()).sum(), leaves[-3:])
+    for name, f, e in zip(NAMES[-3:], found, expected, strict=True):
+        assert relative_error(f, e) < 1e-3, name

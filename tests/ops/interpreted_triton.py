@@ -10,7 +10,7 @@ from crispseg.ops import BACKENDS, Rule, ncssd
 from crispseg.ops import triton as triton_path
 from crispseg.ops.kernels import ncssd_backward
 from tests.conftest import relative_error
-from tests.ops.agreement import check
+from tests.ops.agreement import check, check_gates
 from tests.ops.test_ncssd import BOUNDS, STEPS, make_gates, make_inputs
 
 RULES = [Rule(fusion, "row", skip) for fusion in ("raw", "normalized") for skip in ("after", "before")]
@@ -36,6 +36,10 @@ def test_steps_on_and_off(steps):
 @pytest.mark.parametrize("fusion", ["raw", "normalized"])
 def test_half_precision(dtype, scale, fusion):
     check(triton_path.ncssd, *small(dtype=dtype, scale=scale), Rule(fusion))
+
+
+def test_gates_in_half_precision():
+    check_gates(triton_path.ncssd, *small(length=256, dtype=torch.bfloat16))
 
 
 @settings(max_examples=6)

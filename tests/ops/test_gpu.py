@@ -1,5 +1,7 @@
 """The operator and a model on a CUDA device, against the float64 reference."""
 
+import functools
+
 import pytest
 import torch
 
@@ -8,7 +10,7 @@ from crispseg.ops import BACKENDS, Gates, Rule, ncssd
 from crispseg.ops import torch as torch_path
 from crispseg.ops.gated import gated_mixer
 from tests.conftest import relative_error
-from tests.ops.agreement import PARAMETER_BOUNDS, check
+from tests.ops.agreement import PARAMETER_BOUNDS, check, check_gates
 from tests.ops.test_gated import in_float64, make_mixer_inputs
 from tests.ops.test_ncssd import BOUNDS, RULES, STEPS, make_gates, make_inputs
 
@@ -47,6 +49,12 @@ def test_forward_and_gradients(backend, dtype, scale, length, rule):
 @pytest.mark.parametrize("length", [16384, 262144])
 def test_long_images(dtype, length):
     check(ncssd, *make_inputs(1, length, 2, 64, 64, dtype), Rule(), device="cuda", backend="triton")
+
+
+@needs_triton
+@pytest.mark.parametrize("sizes", [(1, 256, 2, 64, 64), (4, 16384, 2, 64, 64), SIZES[2]], ids=str)
+def test_gates_in_half_precision(sizes):
+    check_gates(functools.partial(ncssd, backend="triton"), *make_inputs(*sizes, torch.bfloat16), device="cuda")
 
 
 @needs_triton

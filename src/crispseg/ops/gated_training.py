@@ -82,7 +82,7 @@ def _(*inputs: Any) -> tuple[Tensor, ...]:
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return projected.new_empty(shape, dtype=dtype)
 
-    y = empty(batch, *size, inner, dtype=kernels.mixed_dtype(projected, normalized))
+    y = empty(batch, *size, inner)
     sums = empty(batch, state, inner), empty(batch, state if normalized else 0), empty(batch, state)
     out, xbc = (empty(batch, *size, width, dtype=projected.dtype) for width in (inner, mixed))
     return out, xbc, y, *sums, empty(batch, inner)

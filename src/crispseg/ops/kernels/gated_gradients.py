@@ -85,12 +85,6 @@ def supports(given: Given, rule: Rule) -> bool:
     return takes(*given.tokens(xbc), dt, rule) and all(x.dtype in DTYPES for x in parameters)
 
 
-def mixed_dtype(projected: Tensor, normalized: bool) -> torch.dtype:
-    """The precision in which mixed tokens wait for their norm. In raw fusion they grow with L, beyond float16, and the
-    norm cancels most of what the gain's parameters do to them: rounded gradients would leave these little to sum."""
-    return torch.bfloat16 if normalized and projected.dtype == torch.bfloat16 else torch.float32
-
-
 def forward(given: Given) -> tuple[Tensor, Tensor, Tensor, States]:
     """The result, what the convolution and then the mixer made on the way, and the sums."""
     z, raw, dt = given.split(given.projected)
@@ -102,7 +96,9 @@ def forward(given: Given) -> tuple[Tensor, Tensor, Tensor, States]:
     rows = sizes.batch * sizes.heads
     tiling = choose("read_out", rows, sizes.tokens, v.device)
     chunk, splits = split(sizes.tokens, rows, tiling, v.device)
-    y = torch.empty(z.shape, dtype=mixed_dtype(given.projected, given.normalized), device=v.device)
+    # Neither y is rounded nor its gradient: D's is what little is left of a sum over all tokens. And in raw fusion y
+    # grows with the number of tokens, beyond float16.
+    y = torch.empty(z.shape, dtype=torch.float32, device=v.device)
     ncssd.read_out[(sizes.heads, splits, sizes.batch)](
         v, c, states.k, states.read, states.affine, y, sizes.tokens, chunk, normaliser_floor(c.dtype),
         *v.stride(), *c.stride(),

@@ -70,6 +70,17 @@ def product(x, y, total, PRODUCT: tl.constexpr):
 
 
 @triton.jit
+def close_product(x, y, total, PRODUCT: tl.constexpr):
+    """total + x y with twice the digits of bfloat16: what rounding takes from x and y is multiplied as well."""
+    total = product(x, y, total, PRODUCT)
+    if PRODUCT == "bf16":
+        total = product(x - rounded(x).to(tl.float32), y, total, PRODUCT)
+        if y.dtype != tl.bfloat16:
+            total = product(x, y.to(tl.float32) - rounded(y).to(tl.float32), total, PRODUCT)
+    return total
+
+
+@triton.jit
 def normaliser(query, k, floor):
     """row = Q k, and 1 / max(row, floor)."""
     row = tl.sum(query * k[None, :], 1)

@@ -2,10 +2,11 @@
 
 Symbols as in `triton.py`; G is the output's gradient. The first sweep (`state_gradients`) sums over tokens
 
-    dA = sum_i (Q_i / row_i) G_i^T     dshift = sum_i G_i
+    dA - q dshift^T / L = sum_i (Q_i / row_i - q / L) G_i^T     dshift = sum_i G_i
 
-then (`combine`) dmu = (1 + s - a) dshift, dq = (S - k mu^T) dmu / L, dS = a dA + q dmu^T / L; the second sweep
-(`query_gradients`) gives
+(the queries' mean apart, so that products round only what sets them apart: that of a depends on it alone), then
+(`combine`) da = sum_n (S - k mu^T) (dA - q dshift^T / L), dmu = (1 + s - a) dshift, dq = (S - k mu^T) dmu / L,
+dS = a dA + q dmu^T / L; the second sweep (`query_gradients`) gives
 
     dQ_i = (x_i + r_i k) / row_i,  x_i = A G_i + dq,  r_i = -(Q_i^T x_i) / row_i     dk = sum_i r_i Q_i / row_i
 
@@ -40,13 +41,14 @@ from crispseg.ops.kernels.ncssd_launch import (
     multiprocessors,
     padded,
     product_of,
+    split,
     state_dtype,
 )
 from crispseg.ops.spec import Gates, normaliser_floor
 
 # By kernel, in bfloat16; the largest tokens that leave no multiprocessor idle are taken, at most these.
 TILINGS = {
-    "state_gradients": Tiling(64, 4, 3),
+    "state_gradients": Tiling(32, 4, 3),
     "query_gradients": Tiling(64, 4, 3),
     "token_gradients": Tiling(64, 4, 3),
 }
@@ -168,24 +170,17 @@ def _launch(name: str, tiling: Tiling, given: Problem) -> dict[str, Any]:
     return {"TOKENS": tiling.tokens, "EVEN": given.sizes.tokens % tiling.tokens == 0, **options}
 
 
-def _chunks(rows: int, tiling: Tiling, given: Problem) -> tuple[int, int]:
-    """Tokens per program and programs along the tokens: all programs together are no more than run at once."""
-    wanted = max(1, min(_MOST_CHUNKS, tiling.waves * multiprocessors(given.v.device) // rows))
-    chunk = triton.cdiv(triton.cdiv(given.sizes.tokens, tiling.tokens), wanted) * tiling.tokens
-    return chunk, triton.cdiv(given.sizes.tokens, chunk)
-
-
 def _state_gradients(given: Problem, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """dA (B, splits, N, H*P) and dshift (B, splits, H*P)."""
+    """dA - q dshift^T / L (B, splits, N, H*P) and dshift (B, splits, H*P)."""
     batch, tokens, _, _, state = given.sizes
     inner, columns = given.sizes.inner, _columns(given)
     rows = batch * triton.cdiv(inner, columns)
     tiling = _tiling("state_gradients", rows, given)
-    chunk, splits = _chunks(rows, tiling, given)
+    chunk, splits = split(tokens, rows, tiling, grad.device, _MOST_CHUNKS)
     da = torch.empty(batch, splits, state, inner, dtype=torch.float32, device=grad.device)
     dshift = da.new_empty(batch, splits, inner)
     kernels.state_gradients[(triton.cdiv(inner, columns), splits, batch)](
-        grad, given.c, given.k, da, dshift, tokens, chunk, given.floor, *grad.stride(), *given.c.stride(),
+        grad, given.c, given.k, given.q, da, dshift, tokens, chunk, given.floor, *grad.stride(), *given.c.stride(),
         N=state, NP=padded(state), WIDTH=inner, COLUMNS=columns, NORMALIZED=given.normalized, PRODUCT=given.product,
         **_launch("state_gradients", tiling, given),
     )  # fmt: skip

@@ -75,12 +75,12 @@ def combine(
     here = columns < WIDTH
     inside = (n < N)[:, None] & here[None, :]
     place = n[:, None] * WIDTH + columns[None, :]
-    total = tl.zeros((NP, COLUMNS), tl.float32)  # dA
+    apart = tl.zeros((NP, COLUMNS), tl.float32)  # dA without what the queries' mean does
     shift = tl.zeros((COLUMNS,), tl.float32)
     ALL: tl.constexpr = N == NP and WIDTH % COLUMNS == 0
     for split in tl.range(0, splits, loop_unroll_factor=4):
         part = batch * splits + split
-        total += state_block(at(dstate_parts, part, N * WIDTH), n, columns, WIDTH, N, WIDTH, ALL)
+        apart += state_block(at(dstate_parts, part, N * WIDTH), n, columns, WIDTH, N, WIDTH, ALL)
         if ALL:
             shift += tl.load(at(dshift_parts, part, WIDTH) + columns)
         else:
@@ -95,6 +95,7 @@ def combine(
     sums = tl.load(at(kv, batch, N * WIDTH) + place, mask=inside, other=0.0)
     queries = tl.load(q + batch * N + n, mask=n < N, other=0.0)
     dmu = (keep - amplify) * shift / tokens
+    total = apart + queries[:, None] * (shift / tokens)[None, :]
     if NORMALIZED:
         keys = tl.load(k + batch * N + n, mask=n < N, other=0.0)
         sums -= keys[:, None] * mean[None, :]
@@ -105,15 +106,13 @@ def combine(
     part = batch * tl.num_programs(0) + program
     tl.store(at(dq_parts, part, N) + n, tl.sum(sums * dmu[None, :], 1), mask=n < N)
     of_keep = shift * mean
-    of_amplify = tl.sum(total * sums, 0)
+    of_amplify = tl.sum(apart * sums, 0)
     if NORMALIZED:
         tl.store(lift + image, amplify * mean, mask=here)
         tl.store(dlift_parts + part, tl.sum(mean * dmu))
         tl.store(at(dmean_parts, part, N) + n, tl.sum(of_sums.to(tl.float32) * mean[None, :], 1), mask=n < N)
         if tl.sum(queries * keys) < (1 - 1e-5) * tokens:  # some rows are at the floor
-            of_amplify += mean * (tl.sum(total * keys[:, None], 0) - shift)
-    else:
-        of_amplify -= of_keep
+            of_amplify += tl.sum((total - apart) * sums, 0) + mean * (tl.sum(total * keys[:, None], 0) - shift)
     tl.store(dshift + image, shift, mask=here)
     tl.store(dkeep + image, of_keep, mask=here)
     tl.store(damplify + image, of_amplify, mask=here)

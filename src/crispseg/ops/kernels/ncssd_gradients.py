@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from crispseg.ops.kernels.early import after_the_kernel_before
-from crispseg.ops.kernels.ncssd import at, feature, normaliser, product
+from crispseg.ops.kernels.ncssd import at, close_product, feature, normaliser, product
 
 FEW = tl.constexpr(16)  # parts that are added at a time; columns, where time is of no account
 
@@ -80,6 +80,7 @@ def state_gradients(
     grad,
     c,
     k,
+    q,
     dstate_parts,
     dshift_parts,
     tokens,
@@ -101,7 +102,7 @@ def state_gradients(
     PRODUCT: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Some columns of dA and dshift, over a chunk of tokens."""
+    """Some columns of dA, but for what the queries' mean does, and dshift, over a chunk of tokens."""
     after_the_kernel_before(EARLY)
     split, batch = tl.program_id(1), tl.program_id(2)
     n, rows = tl.arange(0, NP), tl.arange(0, TOKENS)
@@ -114,6 +115,7 @@ def state_gradients(
     dstate = tl.zeros((NP, COLUMNS), tl.float32)
     dshift = tl.zeros((TOKENS, COLUMNS), tl.float32)
     k_total = tl.load(k + batch * N + n, mask=n < N, other=0.0) if NORMALIZED else 0.0
+    mean = tl.load(q + batch * N + n, mask=n < N, other=0.0) / tokens
     for start in range(0, end, TOKENS):
         left = end - start
         raw = token_block(c, rows, n, c_token, c_state, left, N, EVEN and N == NP)
@@ -122,7 +124,7 @@ def state_gradients(
         if NORMALIZED:
             _, scale = normaliser(query, k_total, floor)
             query = query * scale[:, None]
-        dstate = product(tl.trans(query), g, dstate, PRODUCT)
+        dstate = close_product(tl.trans(query - mean[None, :]), g, dstate, PRODUCT)  # or gates would get rounding
         dshift += g.to(tl.float32)
         grad += TOKENS * grad_token
         c += TOKENS * c_token

@@ -109,7 +109,11 @@ class Stepper:
         return max(group["lr"] for group in self.optimizer.param_groups)
 
     def _wrap(self, model: nn.Module) -> nn.Module:
-        network: nn.Module = torch.compile(model) if self.config.compile else model  # type: ignore[assignment]
+        network: Any = model
+        if self.config.compile:
+            # Everything is channels last already. The compiler's own way to get there takes maps that are (B, H, W, C)
+            # for (B, C, H, W), and copies each.
+            network = torch.compile(model, options={"layout_optimization": False})
         if self.processes.count == 1:
             return network
         place = self.processes.device

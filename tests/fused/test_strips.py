@@ -12,7 +12,8 @@ from torch.nn import functional
 
 from crispseg.fused import strips
 from crispseg.fused.convolutions import FusedConvolution
-from crispseg.ops import attend_parts, onednn, only, winograd
+from crispseg.ops import Gates, Rule, attend_parts, ncssd, onednn, only, winograd
+from crispseg.ops.torch import queries_of, read_queries, sums_of
 from tests.conftest import relative_error
 from tests.fused.models import small_crisp
 
@@ -59,6 +60,23 @@ def test_a_model_in_the_narrowest_strips(narrow, options, shape):
     assert relative_error(fused(images), truth) < 1e-5
     with only("torch"):
         assert relative_error(fused(images), truth) < 1e-5
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 10])
+@pytest.mark.parametrize(
+    "rule", [Rule(), Rule(skip="before"), Rule(residual_readout="unnormalized", skip="before"), Rule(fusion="raw")]
+)
+@torch.no_grad()
+def test_the_operator_by_halves(rule, tokens):
+    v, (b, c) = torch.randn(2, tokens, 3, 4), torch.randn(2, 2, tokens, 5)
+    rho, d = torch.rand(2, tokens, 3), torch.randn(3)
+    gates = Gates(torch.rand(3), torch.randn(3), torch.randn(4), torch.randn(4))
+    state = strips._state(v, b, rho, gates, rule)
+    queries = queries_of(c, state, rule)
+    found = read_queries(v, queries, d, state, sums_of(queries, state), gates, rule)
+    wide = (x.double() for x in (v, b, c, rho, d))
+    truth = ncssd(*wide, Gates(*(gate.double() for gate in gates)), rule, backend="reference")
+    assert relative_error(found, truth) < 1e-5
 
 
 def test_copies_pickles_and_other_precisions_after_a_run():

@@ -38,3 +38,17 @@ def test_reading_writing_and_matching(monkeypatch, numbers, scale):
     cosines = attend_parts.best_cosines(written, prototypes, 7.0)
     descriptors = truth.view(2, -1, 4)  # two side by side
     assert relative_error(cosines, best_cosines(descriptors, prototypes.double(), 7.0)) < 1e-5
+
+
+@torch.no_grad()
+def test_writing_over_the_pixels_and_groups_of_rows():
+    pixels = torch.randn(2, 48, 8)
+    keys, values, queries = torch.randn(3, 2, 3, 2, 8)
+    added, (bias, weight, shift), projection = torch.randn(2, 3, 2), torch.randn(3, 8), torch.randn(2, 5, 8)
+    wide = (x.double() for x in (pixels, keys, added, values, bias, weight, shift))
+    truth = pixels_attend_tokens(*wide, 1e-5)
+    writing = Writing(keys, added, values, bias, Norm(weight, shift, 1e-5))
+    parts = [image.split(32) for image in pixels]
+    written, read = attend_parts.write_and_read(parts, writing, queries, projection, overwrite=True)
+    assert relative_error(torch.stack([torch.cat(list(parts)) for parts in written]), truth) < 1e-5
+    assert relative_error(read, read_pixels(queries.double(), truth, projection.double())) < 1e-5

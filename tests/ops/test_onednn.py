@@ -28,6 +28,14 @@ def test_a_product_for_any_number_of_rows(relu, scale):
         assert relative_error(product(x), truth.relu() if relu else truth) < 1e-6
 
 
+@pytest.mark.parametrize("scale", [1.0, 1e3])
+def test_a_product_that_ends_in_the_exact_gelu(scale):
+    weight, bias = torch.randn(40, 10), torch.randn(40)
+    x = scale * torch.randn(17, 10)
+    truth = functional.gelu(x.double() @ weight.double().t() + bias.double())
+    assert relative_error(onednn.Linear.of(weight, bias, gelu=True)(x), truth) < 1e-6
+
+
 def test_a_product_with_weights_as_they_are():
     x, weight = torch.randn(7, 16)[:, 3:9], torch.randn(6, 5).t()
     assert relative_error(onednn.linear(x, weight), x.double() @ weight.double().t()) < 1e-6

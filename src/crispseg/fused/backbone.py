@@ -63,12 +63,15 @@ class FusedMixer(Packed, Ready):
 
     def make_ready(self) -> strips.Mixer:
         z, xbc, dt, _ = self._split(self.project)
-        project, gains, gate, out = (onednn.Linear.of(matrix.t()) for matrix in (xbc, dt, z, self.out))
+        project, gate, out = (onednn.Linear.of(matrix.t()) for matrix in (xbc, z, self.out))
+        gains = onednn.Linear.of(dt.t(), self.dt_bias)
         convolution = onednn.Convolution.of(self.convolution, self.convolution_bias, (1, 1), groups=xbc.shape[1])
+        gates, rate, least = self._gates(), self.a_log.exp(), torch.zeros_like(self.a_log)
+        if gates.residual is not None and self.rule.residual_folds:  # into the gain, see `crispseg.ops.torch`
+            rate, least = (1 - gates.residual) * rate, gates.residual
+            gates = gates._replace(residual=None)
         norm = Norm(self.norm_weight, self.norm_bias, self.eps)
-        return strips.Mixer(
-            project, gains, gate, out, convolution, self.dt_bias, self.a_log, self.d, self._gates(), self.rule, norm
-        )
+        return strips.Mixer(project, gains, gate, out, convolution, least, rate, self.d, gates, self.rule, norm)
 
     def add_to(self, residual: Tensor, normed: Tensor) -> Tensor:
         """After the start, where oneDNN's products are taken."""
@@ -166,7 +169,7 @@ class FusedBlock(Packed, Ready):
         return (
             _with_residual(self.conv1, self.bias1),
             _with_residual(self.conv2, self.bias2),
-            onednn.Linear.of(self.fc1[:, :hidden].t(), self.fc1_bias[:hidden]),
+            onednn.Linear.of(self.fc1[:, :hidden].t(), self.fc1_bias[:hidden], gelu=True),
             onednn.Linear.of(self.fc2[:hidden].t(), self.fc2_bias),
         )
 
@@ -182,7 +185,7 @@ class FusedBlock(Packed, Ready):
         x = conv1(x)
         x = conv2(self.mixer.add_to(x, layer_norm(x, *start1[2:])))
         for rows in x.view(-1, x.shape[-1]).split(max(1, strips.NUMBERS // self.hidden)):
-            rows.add_(fc2(torch.ops.aten.gelu_(fc1(layer_norm(rows, *start2[2:])))))
+            rows.add_(fc2(fc1(layer_norm(rows, *start2[2:]))))
         return x
 
     def _mlp(self, x: Tensor, start: Start) -> Tensor:

@@ -280,11 +280,11 @@ class FusedHead(nn.Module):
         return best_cosines(descriptors, prototypes, self.scale)
 
     def _by_parts(self, pixels: Tensor, tokens: Tensor, queries: Tensor) -> Tensor:
-        """The same; as the next queries depend on the tokens alone, a layer passes the pixels once."""
+        """The same; as the next queries depend on the tokens alone, a layer passes the pixels once. Overwrites them."""
         layers: list[Any] = list(self.layers)
         images: Sequence[attend_parts.Parts] = attend_parts.split(pixels)
         read = attend_parts.read(images, queries, layers[0].read.projection)
         for layer, reader in zip(layers, [*(layer.read for layer in layers[1:]), self.final], strict=True):
             tokens, queries, writing = layer.tokens_only(tokens, read)
-            images, read = attend_parts.write_and_read(images, writing, queries, reader.projection)
+            images, read = attend_parts.write_and_read(images, writing, queries, reader.projection, overwrite=True)
         return attend_parts.best_cosines(images, self.hyper(tokens, read, self.final.join()), self.scale)

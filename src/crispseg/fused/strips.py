@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from crispseg.ops import accumulate, add_query_sums, add_states, onednn
+from crispseg.ops import State, accumulate, add_query_sums, add_states, onednn
 from crispseg.ops.attend_tokens import Norm
 from crispseg.ops.spec import Gates, Rule
 from crispseg.ops.torch import queries_of, read_queries, sums_of
@@ -67,8 +68,8 @@ class Mixer(NamedTuple):
     gate: onednn.Linear  # to z
     out: onednn.Linear
     convolution: onednn.Convolution
-    dt_bias: Tensor
-    a_log: Tensor
+    least: Tensor  # (H,), likewise `rate`: the gain of a token is least + softplus(dt) rate
+    rate: Tensor
     d: Tensor
     gates: Gates
     rule: Rule
@@ -82,17 +83,17 @@ class Mixer(NamedTuple):
         v, b, c, rho = zip(*tokens, strict=True)
         state = functools.reduce(
             add_states,
-            (accumulate(*part, self.gates, self.rule) for part in zip(v, b, rho, strict=True)),
+            (_state(*part, self.gates, self.rule) for part in zip(v, b, rho, strict=True)),
         )
         queries = [queries_of(part, state, self.rule) for part in c]
         sums = None
         if self.gates.use_mean:
             sums = functools.reduce(add_query_sums, (sums_of(part, state) for part in queries))
         for rows, values, query in zip(spans, v, queries, strict=True):
-            y = read_queries(values, query, self.d, state, sums, self.gates, self.rule).view(-1, inner)
+            y = read_queries(values, query, self.d, state, sums, self.gates, self.rule)
             z = self.gate(normed[:, rows].reshape(-1, normed.shape[-1]))
             part = residual[:, rows]
-            part.add_(self.out(self.norm(y).mul_(z)).view_as(part))
+            part.add_(self.out(self.norm(y.view(-1, inner)).mul_(z)).view_as(part))
         return residual
 
     def _tokens(self, normed: Tensor, rows: slice) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -102,5 +103,14 @@ class Mixer(NamedTuple):
         xbc = functional.silu(xbc, inplace=True).flatten(1, 2)
         v, b, c = xbc.tensor_split((inner, (inner + xbc.shape[-1]) // 2), dim=-1)
         dt = on_rows(self.gains, normed[:, rows]).flatten(1, 2)
-        rho = functional.softplus(dt.add_(self.dt_bias)).mul_(self.a_log.exp())
+        rho = torch.addcmul(self.least, functional.softplus(dt), self.rate)
         return v.unflatten(-1, (heads, -1)), b, c, rho
+
+
+def _state(v: Tensor, b: Tensor, rho: Tensor, gates: Gates, rule: Rule) -> State:
+    """`accumulate`, with halves of the tokens as images of their own: torch shares one long sum badly among threads."""
+    batch, tokens = b.shape[:2]
+    parts = math.gcd(tokens, 2)
+    halves = accumulate(*(x.reshape(parts * batch, -1, *x.shape[2:]) for x in (v, b, rho)), gates, rule)
+    sums: list[Any] = [None if x is None else x.unflatten(0, (batch, parts)).sum(1) for x in halves[:-1]]
+    return State._make([*sums, tokens])

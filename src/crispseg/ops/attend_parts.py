@@ -18,8 +18,9 @@ from torch.nn import functional
 from crispseg.ops import onednn
 from crispseg.ops.attend_tokens import Norm
 
-_NUMBERS = 2**21  # of a part: 8 MB
+_NUMBERS = 2**20  # of a part: 4 MB
 _TOGETHER = 128  # rows
+_GROUPS = 8  # of rows, that sums over them are added up from
 
 Parts = Sequence[Tensor]  # (n, D) each: an image's pixels
 
@@ -57,13 +58,14 @@ def read(images: Sequence[Parts], queries: Tensor, projection: Tensor) -> Tensor
 
 
 def write_and_read(
-    images: Sequence[Parts], writing: Writing, queries: Tensor, projection: Tensor
+    images: Sequence[Parts], writing: Writing, queries: Tensor, projection: Tensor, overwrite: bool = False
 ) -> tuple[list[Parts], Tensor]:
-    """As `attend.pixels_attend_tokens`, and `read` of its result."""
+    """As `attend.pixels_attend_tokens`, and `read` of its result. With `overwrite` the pixels given are lost: they
+    need not be copied."""
     written: list[Parts] = []
     sums = []
     for image, (parts, q) in enumerate(zip(images, queries, strict=True)):
-        update, q = _Update.of(writing.of(image)), q.flatten(0, 1)
+        update, q = _Update.of(writing.of(image), overwrite), q.flatten(0, 1)
         both = [(new := update(part), _read(new, q)) for part in parts]
         written.append([new for new, _ in both])
         sums.append([found for _, found in both])
@@ -72,32 +74,38 @@ def write_and_read(
 
 class _Update(NamedTuple):
     keys: Tensor  # (T * heads, D)
-    added: Tensor
+    added: Tensor  # (T * heads, 1)
     values: Tensor
     tokens: int
     norm: Norm
+    overwrite: bool
 
     @classmethod
-    def of(cls, writing: Writing) -> _Update:
+    def of(cls, writing: Writing, overwrite: bool) -> _Update:
         """A head's weights add up to one, so what is added to all of its values is added to each pixel: the bias."""
         values = torch.cat([writing.values[:, :1] + writing.bias, writing.values[:, 1:]], dim=1)
-        return cls(
-            writing.keys.flatten(0, 1), writing.added.flatten(), values.flatten(0, 1), len(writing.keys), writing.norm
-        )
+        keys, added = writing.keys.flatten(0, 1), writing.added.reshape(-1, 1)
+        return cls(keys, added, values.flatten(0, 1), len(writing.keys), writing.norm, overwrite)
 
     def __call__(self, part: Tensor) -> Tensor:
-        # Pixels come last, so that each step of the softmax over tokens runs along them.
-        scores = onednn.linear(part, self.keys, self.added).t().contiguous().unflatten(0, (self.tokens, -1))
-        weights = scores.sub_(scores.amax(0)).exp_()
-        weights = weights.div_(weights.sum(0)).flatten(0, 1)  # (T * heads, n)
-        return self.norm(torch.addmm(part, weights.t(), self.values))
+        # Pixels come last, so that the softmax over tokens runs along them: they are given as the product's weights.
+        scores = onednn.linear(self.keys, part).add_(self.added)  # (T * heads, n)
+        weights = scores.view(self.tokens, -1).softmax(0).view_as(scores).t()
+        add = part.addmm_ if self.overwrite else part.addmm
+        return self.norm(add(weights, self.values))
 
 
 def _read(part: Tensor, queries: Tensor) -> _Sums:
     scores = onednn.linear(part, queries)  # (n, T * heads)
     largest = _largest(scores)
     weights = scores.sub_(largest).exp_()
-    return _Sums(largest, weights.sum(0), weights.t() @ part)
+    return _Sums(largest, weights.sum(0), _weighted(weights, part))
+
+
+def _weighted(weights: Tensor, part: Tensor) -> Tensor:
+    """weights (n, T * heads) transposed @ part (n, D): torch is slow at sums of so many."""
+    groups = math.gcd(len(part), _GROUPS)
+    return torch.bmm(weights.view(groups, -1, weights.shape[1]).mT, part.view(groups, -1, part.shape[1])).sum(0)
 
 
 def _largest(scores: Tensor) -> Tensor:
@@ -130,6 +138,6 @@ def best_cosines(images: Sequence[Parts], prototypes: Tensor, scale: float) -> T
 
 
 def _best(descriptors: Tensor, prototypes: Tensor, classes: int) -> Tensor:
-    products = onednn.linear(descriptors, prototypes).t().contiguous()  # (classes * K, n)
+    products = onednn.linear(prototypes, descriptors)  # (classes * K, n)
     best = products.unflatten(0, (classes, -1)).amax(1)
     return best.div_(torch.linalg.vector_norm(descriptors, dim=-1).clamp_(min=1e-12))

@@ -39,24 +39,25 @@ def applies(*tensors: Tensor) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Linear:
-    """x @ weight.T + bias of rows (n, in), through a ReLU if it has one."""
+    """x @ weight.T + bias of rows (n, in), through a ReLU or GELU if it has one."""
 
     weight: Tensor
     bias: Tensor | None
-    relu: bool
+    activation: str
 
     @classmethod
-    def of(cls, weight: Tensor, bias: Tensor | None = None, relu: bool = False) -> Linear:
+    def of(cls, weight: Tensor, bias: Tensor | None = None, relu: bool = False, gelu: bool = False) -> Linear:
         """weight (out, in)."""
-        return cls(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()), bias, relu)
+        activation = "relu" if relu else "gelu" if gelu else "none"
+        return cls(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()), bias, activation)
 
     def __call__(self, rows: Tensor) -> Tensor:
-        return linear(rows, self.weight, self.bias, self.relu)
+        return linear(rows, self.weight, self.bias, self.activation)
 
 
-def linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None, relu: bool = False) -> Tensor:
+def linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "none") -> Tensor:
     """Likewise, of a weight (out, in) as it is, which costs laying it out."""
-    y: Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "relu" if relu else "none", [], "")
+    y: Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, activation, [], "none")  # GELU's exact form
     return y
 
 

@@ -109,11 +109,7 @@ class Stepper:
         return max(group["lr"] for group in self.optimizer.param_groups)
 
     def _wrap(self, model: nn.Module) -> nn.Module:
-        network: Any = model
-        if self.config.compile:
-            # Everything is channels last already. The compiler's own way to get there takes maps that are (B, H, W, C)
-            # for (B, C, H, W), and copies each.
-            network = torch.compile(model, options={"layout_optimization": False})
+        network: nn.Module = torch.compile(model) if self.config.compile else model  # type: ignore[assignment]
         if self.processes.count == 1:
             return network
         place = self.processes.device

@@ -7,7 +7,6 @@ each of which subtracts its own maximum.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -19,8 +18,6 @@ from crispseg.ops import onednn
 from crispseg.ops.attend_tokens import Norm
 
 _NUMBERS = 2**20  # of a part: 4 MB
-_TOGETHER = 128  # rows
-_GROUPS = 8  # of rows, that sums over them are added up from
 
 Parts = Sequence[Tensor]  # (n, D) each: an image's pixels
 
@@ -96,22 +93,10 @@ class _Update(NamedTuple):
 
 
 def _read(part: Tensor, queries: Tensor) -> _Sums:
-    scores = onednn.linear(part, queries)  # (n, T * heads)
-    largest = _largest(scores)
-    weights = scores.sub_(largest).exp_()
-    return _Sums(largest, weights.sum(0), _weighted(weights, part))
-
-
-def _weighted(weights: Tensor, part: Tensor) -> Tensor:
-    """weights (n, T * heads) transposed @ part (n, D): torch is slow at sums of so many."""
-    groups = math.gcd(len(part), _GROUPS)
-    return torch.bmm(weights.view(groups, -1, weights.shape[1]).mT, part.view(groups, -1, part.shape[1])).sum(0)
-
-
-def _largest(scores: Tensor) -> Tensor:
-    """Of each column, in two steps: torch is slow at many rows that are short."""
-    width = scores.shape[1]
-    return scores.view(math.gcd(len(scores), _TOGETHER), -1).amax(0).view(-1, width).amax(0)
+    scores = onednn.linear(queries, part)  # (T * heads, n): as above
+    largest = scores.amax(1)
+    weights = scores.sub_(largest[:, None]).exp_()
+    return _Sums(largest, weights.sum(1), weights @ part)
 
 
 def _joined(images: Sequence[Sequence[_Sums]], queries: Tensor, projection: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ def _inference():
 @pytest.mark.parametrize("relu", [False, True])
 def test_a_product_for_any_number_of_rows(relu, scale):
     weight, bias = torch.randn(13, 10), torch.randn(13)
-    product = onednn.Linear.of(weight, bias, relu)
+    product = onednn.Linear.of(weight, bias, "relu" if relu else "none")
     for rows in (1, 2, 17, 300):
         x = scale * torch.randn(rows, 10)
         truth = x.double() @ weight.double().t() + bias.double()
@@ -33,7 +33,7 @@ def test_a_product_that_ends_in_the_exact_gelu(scale):
     weight, bias = torch.randn(40, 10), torch.randn(40)
     x = scale * torch.randn(17, 10)
     truth = functional.gelu(x.double() @ weight.double().t() + bias.double())
-    assert relative_error(onednn.Linear.of(weight, bias, gelu=True)(x), truth) < 1e-6
+    assert relative_error(onednn.Linear.of(weight, bias, "gelu")(x), truth) < 1e-6
 
 
 def test_a_product_with_weights_as_they_are():

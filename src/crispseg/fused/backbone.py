@@ -169,7 +169,7 @@ class FusedBlock(Packed, Ready):
         return (
             _with_residual(self.conv1, self.bias1),
             _with_residual(self.conv2, self.bias2),
-            onednn.Linear.of(self.fc1[:, :hidden].t(), self.fc1_bias[:hidden], gelu=True),
+            onednn.Linear.of(self.fc1[:, :hidden].t(), self.fc1_bias[:hidden], "gelu"),
             onednn.Linear.of(self.fc2[:hidden].t(), self.fc2_bias),
         )
 

@@ -286,5 +286,5 @@ class FusedHead(nn.Module):
         read = attend_parts.read(images, queries, layers[0].read.projection)
         for layer, reader in zip(layers, [*(layer.read for layer in layers[1:]), self.final], strict=True):
             tokens, queries, writing = layer.tokens_only(tokens, read)
-            images, read = attend_parts.write_and_read(images, writing, queries, reader.projection, overwrite=True)
+            images, read = attend_parts.write_and_read(images, writing, queries, reader.projection)
         return attend_parts.best_cosines(images, self.hyper(tokens, read, self.final.join()), self.scale)

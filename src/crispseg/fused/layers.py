@@ -83,7 +83,7 @@ class Product(Packed, Ready):
         return cls(layer.weight.flatten(1), layer.bias, dtype, relu)
 
     def make_ready(self) -> onednn.Linear:
-        return onednn.Linear.of(self.weight.t(), self.bias, self.relu)
+        return onednn.Linear.of(self.weight.t(), self.bias, "relu" if self.relu else "none")
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])

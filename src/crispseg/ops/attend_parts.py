@@ -55,14 +55,13 @@ def read(images: Sequence[Parts], queries: Tensor, projection: Tensor) -> Tensor
 
 
 def write_and_read(
-    images: Sequence[Parts], writing: Writing, queries: Tensor, projection: Tensor, overwrite: bool = False
+    images: Sequence[Parts], writing: Writing, queries: Tensor, projection: Tensor
 ) -> tuple[list[Parts], Tensor]:
-    """As `attend.pixels_attend_tokens`, and `read` of its result. With `overwrite` the pixels given are lost: they
-    need not be copied."""
+    """As `attend.pixels_attend_tokens`, and `read` of its result. The pixels given are overwritten."""
     written: list[Parts] = []
     sums = []
     for image, (parts, q) in enumerate(zip(images, queries, strict=True)):
-        update, q = _Update.of(writing.of(image), overwrite), q.flatten(0, 1)
+        update, q = _Update.of(writing.of(image)), q.flatten(0, 1)
         both = [(new := update(part), _read(new, q)) for part in parts]
         written.append([new for new, _ in both])
         sums.append([found for _, found in both])
@@ -75,21 +74,19 @@ class _Update(NamedTuple):
     values: Tensor
     tokens: int
     norm: Norm
-    overwrite: bool
 
     @classmethod
-    def of(cls, writing: Writing, overwrite: bool) -> _Update:
+    def of(cls, writing: Writing) -> _Update:
         """A head's weights add up to one, so what is added to all of its values is added to each pixel: the bias."""
         values = torch.cat([writing.values[:, :1] + writing.bias, writing.values[:, 1:]], dim=1)
         keys, added = writing.keys.flatten(0, 1), writing.added.reshape(-1, 1)
-        return cls(keys, added, values.flatten(0, 1), len(writing.keys), writing.norm, overwrite)
+        return cls(keys, added, values.flatten(0, 1), len(writing.keys), writing.norm)
 
     def __call__(self, part: Tensor) -> Tensor:
         # Pixels come last, so that the softmax over tokens runs along them: they are given as the product's weights.
         scores = onednn.linear(self.keys, part).add_(self.added)  # (T * heads, n)
         weights = scores.view(self.tokens, -1).softmax(0).view_as(scores).t()
-        add = part.addmm_ if self.overwrite else part.addmm
-        return self.norm(add(weights, self.values))
+        return self.norm(part.addmm_(weights, self.values))
 
 
 def _read(part: Tensor, queries: Tensor) -> _Sums:

@@ -39,16 +39,15 @@ def applies(*tensors: Tensor) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Linear:
-    """x @ weight.T + bias of rows (n, in), through a ReLU or GELU if it has one."""
+    """x @ weight.T + bias of rows (n, in), through an activation: "none", "relu" or "gelu"."""
 
     weight: Tensor
     bias: Tensor | None
     activation: str
 
     @classmethod
-    def of(cls, weight: Tensor, bias: Tensor | None = None, relu: bool = False, gelu: bool = False) -> Linear:
+    def of(cls, weight: Tensor, bias: Tensor | None = None, activation: str = "none") -> Linear:
         """weight (out, in)."""
-        activation = "relu" if relu else "gelu" if gelu else "none"
         return cls(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()), bias, activation)
 
     def __call__(self, rows: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ Symbols as in `triton.py`; G is the output's gradient. The first sweep (`state_g
 
     dA - q dshift^T / L = sum_i (Q_i / row_i - q / L) G_i^T     dshift = sum_i G_i
 
-(the queries' mean apart, so that products round only what sets them apart: that of a depends on it alone), then
+(without the queries' mean, so that products round only what sets queries apart, on which da depends alone), then
 (`combine`) da = sum_n (S - k mu^T) (dA - q dshift^T / L), dmu = (1 + s - a) dshift, dq = (S - k mu^T) dmu / L,
 dS = a dA + q dmu^T / L; the second sweep (`query_gradients`) gives
 

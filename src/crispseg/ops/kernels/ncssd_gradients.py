@@ -124,7 +124,7 @@ def state_gradients(
         if NORMALIZED:
             _, scale = normaliser(query, k_total, floor)
             query = query * scale[:, None]
-        dstate = close_product(tl.trans(query - mean[None, :]), g, dstate, PRODUCT)  # or gates would get rounding
+        dstate = close_product(tl.trans(query - mean[None, :]), g, dstate, PRODUCT)  # for the gates' sake
         dshift += g.to(tl.float32)
         grad += TOKENS * grad_token
         c += TOKENS * c_token

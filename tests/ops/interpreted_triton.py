@@ -38,8 +38,9 @@ def test_half_precision(dtype, scale, fusion):
     check(triton_path.ncssd, *small(dtype=dtype, scale=scale), Rule(fusion))
 
 
-def test_gates_in_half_precision():
-    check_gates(triton_path.ncssd, *small(length=256, dtype=torch.bfloat16))
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-3)], ids=str)
+def test_gates(dtype, bound):
+    check_gates(triton_path.ncssd, *small(length=256, dtype=dtype), bound)
 
 
 @settings(max_examples=6)

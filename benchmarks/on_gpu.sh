@@ -17,7 +17,7 @@
 # scaling    time and memory per pixel from 256 to 4096 px
 # compiled   training steps of crisp_tiny under torch.compile; two minutes to compile
 # training   images per second of training steps, and of plain VSSD + UPerHead's: torch's operations, one by one
-# rivals     the speed columns of configs/tables/rivals.yaml, from the runs kept in benchmarks/results/ablations
+# rivals     the speed columns of the table rivals, from the runs kept in benchmarks/results/ablations
 set -uo pipefail
 cd "$(dirname "$0")/.."
 OUT=$1
@@ -85,7 +85,7 @@ run_compiled() {
 run_rivals() {
   mkdir -p "$OUT/rivals"
   cp benchmarks/results/ablations/results.json "$OUT/rivals/"
-  crisp ablate configs/tables/rivals.yaml --data configs/ablation_dubai.yaml configs/ablation_vaihingen.yaml --seeds 0 1 2 \
+  crisp ablate rivals --data ablation_dubai ablation_vaihingen --seeds 0 1 2 \
     --out "$OUT/rivals"
 }
 

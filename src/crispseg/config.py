@@ -50,8 +50,10 @@ def to_dict(config: Any) -> Any:
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """A YAML file's mapping; `base: other.yaml` (relative to it) is read first and overridden."""
+    """A YAML file's mapping; its `base` (`other.yaml` beside it, or a name of `crisp configs`) is read first."""
     import yaml
+
+    from crispseg.configs import SUFFIXES, find_config
 
     path = Path(path)
     try:
@@ -63,7 +65,10 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise UserError(f"{path} must hold `key: value` lines")
     base = values.pop("base", None)
-    return values if base is None else merge(read_yaml(path.parent / base), values)
+    if base is None:
+        return values
+    file = path.parent / base if str(base).endswith(SUFFIXES) else find_config(base)
+    return merge(read_yaml(file), values)
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

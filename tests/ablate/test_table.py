@@ -1,18 +1,15 @@
-from pathlib import Path
-
 import pytest
 import torch
 import yaml
 
 from crispseg.ablate.plan import DataSet, make_plan, read_data_sets
 from crispseg.ablate.table import Row, Table, read_table, row_values
+from crispseg.configs import find_table, names
 from crispseg.errors import UserError
 from crispseg.models.registry import create_model
 from crispseg.train.config import config_from
 
-CONFIGS = Path(__file__).parents[2] / "configs"
-TABLES = sorted((CONFIGS / "tables").glob("*.yaml"))
-DATA = ["ablation_dubai.yaml", "ablation_vaihingen.yaml"]
+DATA = ["ablation_dubai", "ablation_vaihingen"]
 
 
 def write(path, **values):
@@ -50,18 +47,18 @@ def test_tables_that_cannot_be(tmp_path, values, said):
         read_table(write(tmp_path / "t.yaml", title="T", **values))
 
 
-@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
-def test_every_shipped_table_can_be_planned(path, tmp_path):
+@pytest.mark.parametrize("name", names("table"))
+def test_every_shipped_table_can_be_planned(name, tmp_path):
     """Each row is a config that the program takes, and another network or loss than the other rows."""
-    table = read_table(path)
-    plan = make_plan([table], read_data_sets([str(CONFIGS / name) for name in DATA]), [], [0, 1], tmp_path)
+    table = read_table(find_table(name))
+    plan = make_plan([table], read_data_sets(DATA), [], [0, 1], tmp_path)
     assert len(plan.runs) == len(plan.places) == len(table.rows) * 2 * 2
     assert {run.config.schedule.steps for run in plan.runs} == {300}
 
 
 def test_the_rows_say_what_their_names_say():
     def row(table, name):
-        found = read_table(CONFIGS / "tables" / f"{table}.yaml", "nano")
+        found = read_table(find_table(table), "nano")
         (chosen,) = (row for row in found.rows if row.name == name)
         config = config_from(row_values(found, chosen, {}))
         with torch.device("meta"):  # structure without numbers
@@ -89,8 +86,8 @@ def test_the_rows_say_what_their_names_say():
 
 
 def test_the_baseline_of_many_tables_is_one_run(tmp_path):
-    tables = [read_table(CONFIGS / "tables" / f"{name}.yaml", "nano") for name in ("components", "skip", "neck")]
-    plan = make_plan(tables, read_data_sets([str(CONFIGS / DATA[0])]), [], [0], tmp_path)
+    tables = [read_table(find_table(name), "nano") for name in ("components", "skip", "neck")]
+    plan = make_plan(tables, read_data_sets([DATA[0]]), [], [0], tmp_path)
     assert (len(plan.places), len(plan.runs)) == (11, 9)
 
 

@@ -123,7 +123,7 @@ def test_interrupted_it_says_what_is_missing_and_goes_on(places):
     ("words", "said"),
     [
         (["seed=1"], "no table"),
-        (["nothere.yaml"], "no config file nothere.yaml"),
+        (["nothere.yaml"], "no table file nothere.yaml"),
         (["{dco}", "--together", "0"], "--together must be at least 1"),
         (["{dco}", "optimiser.lr=1"], "unknown config key 'optimiser'"),
     ],

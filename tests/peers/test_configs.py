@@ -1,17 +1,15 @@
 """The published recipes are configs that training accepts, for models that exist."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
 import crispseg.peers  # noqa: F401
+from crispseg.configs import names
 from crispseg.models.registry import create_model
 from crispseg.train.config import train_config
 from crispseg.train.schedule import learning_rate
 
-FOLDER = Path(__file__).parents[2] / "configs" / "peers"
-RECIPES = sorted(path.stem for path in FOLDER.glob("*.yaml") if path.stem != "geoseg")
+RECIPES = [path.stem for name, path in names("config").items() if name.startswith("peers/") and path.stem != "geoseg"]
 
 
 def test_each_of_the_eight_has_one() -> None:
@@ -21,14 +19,14 @@ def test_each_of_the_eight_has_one() -> None:
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_recipe(recipe: str) -> None:
-    config = train_config(FOLDER / f"{recipe}.yaml")
+    config = train_config(recipe)
     assert config.model.name is not None and recipe.startswith(config.model.name)
     with torch.device("meta"):
         create_model(config.model.name, **config.model.options)
 
 
 def test_restarts_come_after_15_and_45_epochs_of_105() -> None:
-    schedule = train_config(FOLDER / "unetformer_r18_vaihingen.yaml", ["schedule.steps=1050", "schedule.epochs=null"])
+    schedule = train_config("unetformer_r18_vaihingen", ["schedule.steps=1050", "schedule.epochs=null"])
     rates = [learning_rate(step, 1.0, schedule.schedule) for step in range(1050)]
     rises = [step for step in range(1, 1050) if rates[step] > rates[step - 1]]
     assert len(rises) == 2 and rises[0] in (150, 151) and rises[1] in (450, 451)

@@ -1,17 +1,13 @@
-from pathlib import Path
-
 import pytest
 import yaml
 
 from crispseg import config as configs
+from crispseg.configs import find_config
 from crispseg.data.protocol import get_protocol
 from crispseg.errors import UserError
 from crispseg.train.config import TrainConfig, config_from, train_config, write_config
 
-CONFIGS = Path(__file__).parents[2] / "configs"
-BASES = [
-    CONFIGS / f"{name}.yaml" for name in ("potsdam", "vaihingen", "loveda", "dubai", "vaihingen_fragment", "folder")
-]
+BASES = ("potsdam", "vaihingen", "loveda", "dubai", "vaihingen_fragment", "folder")
 
 
 def keys(values, prefix=""):
@@ -23,14 +19,14 @@ def keys(values, prefix=""):
 
 
 def test_default_yaml_lists_every_key_with_its_default():
-    written = yaml.safe_load((CONFIGS / "default.yaml").read_text())
+    written = yaml.safe_load(find_config("default").read_text())
     defaults = configs.to_dict(TrainConfig())
     assert keys(written) == keys(defaults)
-    assert train_config(CONFIGS / "default.yaml") == TrainConfig()
+    assert train_config("default") == TrainConfig()
 
 
 def test_a_config_survives_writing_and_reading(tmp_path):
-    config = train_config(CONFIGS / "potsdam.yaml", ["seed=3", "model.options.dco={highpass: false}", "ema=0.99"])
+    config = train_config("potsdam", ["seed=3", "model.options.dco={highpass: false}", "ema=0.99"])
     write_config(config, tmp_path / "config.yaml")
     assert train_config(tmp_path / "config.yaml") == config
 
@@ -70,9 +66,9 @@ def test_steps_and_epochs_exclude_each_other():
         train_config(None, ["schedule.steps=1", "schedule.epochs=1"])
 
 
-@pytest.mark.parametrize("path", BASES, ids=lambda path: path.stem)
-def test_data_configs_are_whole(path):
-    config = train_config(path)
+@pytest.mark.parametrize("name", BASES)
+def test_data_configs_are_whole(name):
+    config = train_config(name)
     assert config.data.path
     if config.data.protocol is not None:
         protocol = get_protocol(config.data.protocol)

@@ -220,6 +220,8 @@ def test_a_torn_last_line_and_later_records_are_dropped(tmp_path):
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 5}\n'
 
 
-def test_the_commands_words():
-    assert split_words(["a.yaml", "seed=1"]) == ("a.yaml", ["seed=1"])
+def test_the_commands_words(tmp_path):
+    (tmp_path / "a.yaml").touch()
+    assert split_words([f"{tmp_path}/a.yaml", "seed=1"]) == (f"{tmp_path}/a.yaml", ["seed=1"])
+    assert split_words([str(tmp_path), "seed=1"]) == (None, [f"data={tmp_path}", "seed=1"])
     assert split_words(["seed=1"]) == (None, ["seed=1"])

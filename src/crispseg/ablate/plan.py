@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from crispseg import config as configs
 from crispseg.ablate.identity import describe, fingerprint
 from crispseg.ablate.table import Table, row_values
+from crispseg.configs import find_config, find_config_or_folder
 from crispseg.errors import UserError
 from crispseg.train.config import TrainConfig, config_from
 from crispseg.train.run_folder import RESULT
@@ -106,7 +107,7 @@ def slug(text: str) -> str:
 
 
 def read_data_sets(words: Sequence[str]) -> list[DataSet]:
-    """From config files, config files with another place for their images (`CONFIG=FOLDER`), and plain data folders."""
+    """From configs, configs with another place for their images (`CONFIG=FOLDER`), and plain data folders."""
     sets = [_read_data_set(word) for word in words]
     labels = [one.label for one in sets]
     for i, word in enumerate(words):
@@ -119,11 +120,13 @@ def read_data_sets(words: Sequence[str]) -> list[DataSet]:
 
 def _read_data_set(word: str) -> DataSet:
     first, _, folder = word.partition("=")
-    if not first.endswith((".yaml", ".yml")):
-        if not Path(word).is_dir():
-            raise UserError(f"--data {word}: neither a config file nor a data folder; key=value words go before --data")
-        return DataSet(Path(word).resolve().name, {"data": {"path": word}})
-    values = configs.read_yaml(first)
+    try:
+        path = find_config(first) if folder else find_config_or_folder(word)
+    except UserError as error:
+        raise UserError(f"--data {word}: {error}; key=value words go before --data") from None
+    if path.is_dir():
+        return DataSet(path.resolve().name, {"data": {"path": word}})
+    values = configs.read_yaml(path)
     if folder:
         values = configs.merge(values, {"data": {"path": folder}})
     config = config_from(values)

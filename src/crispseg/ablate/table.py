@@ -1,4 +1,4 @@
-"""A table: rows that each change something in a common config. configs/tables/ holds them."""
+"""A table: rows that each change something in a common config. crispseg/configs/tables/ holds ours."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@
     write_analysis(analysis, "analysis")
 
 Images are shown to the model whole (the middle of very large ones), because maps are looked at, not scores made: those
-are `crispseg.evaluate`'s. docs/analysis.md says how to read each figure.
+are `crispseg.evaluate`'s. docs/how-to/analysis.md says how to read each figure.
 """
 
 from crispseg.analysis.gates import gates_off, learned_gates

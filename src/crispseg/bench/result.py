@@ -1,4 +1,4 @@
-"""What a run leaves behind, and its JSON. docs/bench.md explains every field; fields are added, never renamed."""
+"""What a run leaves behind, and its JSON. docs/how-to/bench.md explains the fields; some are added, none renamed."""
 
 from __future__ import annotations
 

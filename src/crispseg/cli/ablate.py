@@ -1,9 +1,11 @@
 """Train tables of experiments on several data sets with several seeds, and print them with mean and spread.
 
-  crisp ablate configs/tables/dco.yaml data=data/potsdam --data configs/potsdam.yaml --seeds 0 1 2
-  crisp ablate configs/tables/{dco,neck}.yaml --data configs/ablation_dubai.yaml configs/ablation_vaihingen.yaml
-  crisp ablate configs/tables/components.yaml schedule.steps=500 --data my_folder --size nano
+  crisp ablate dco data=data/potsdam --data potsdam --seeds 0 1 2
+  crisp ablate dco neck --data ablation_dubai ablation_vaihingen
+  crisp ablate components schedule.steps=500 --data my_folder --size nano
+  crisp ablate my_table.yaml --data my_config.yaml=my_folder
 
+`crisp configs` lists the tables and configs that come along; files of your own are given by their paths.
 A row changes some keys of the data set's config (or of the defaults, for a folder); key=value words change all rows.
 --data CONFIG=FOLDER is a config whose images lie in that folder. A run that several tables need is run once.
 Interrupted, the same command goes on: finished runs are kept, others are resumed. Writes TABLE.md, TABLE.json and, for
@@ -28,7 +30,7 @@ _say = functools.partial(print, flush=True)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("words", nargs="+", metavar="TABLE or key=value", help="files like those of configs/tables/; keys for all rows")
+    add("words", nargs="+", metavar="TABLE or key=value", help="names or files of tables; keys for all rows")
     add("--data", "--config", required=True, nargs="+", action="extend", metavar="SET", help="configs or data folders")
     add("--seeds", type=int, nargs="+", default=[0], help="default: 0")
     add("--together", "--jobs", type=int, default=1, metavar="N", help="runs at a time on this machine")
@@ -46,12 +48,13 @@ def run(args: argparse.Namespace) -> None:
     from crispseg.ablate.runner import Runner
     from crispseg.ablate.store import Store
     from crispseg.ablate.table import read_table
+    from crispseg.configs import find_table
 
     if args.together < 1:
         raise UserError(f"--together must be at least 1, not {args.together}")
-    paths = [Path(word) for word in args.words if "=" not in word]
+    paths = [find_table(word) for word in args.words if "=" not in word]
     if not paths:
-        raise UserError("no table: give a file of configs/tables/")
+        raise UserError("no table: give the name of one (`crisp configs` lists them) or a file")
     tables = [read_table(path, args.size) for path in paths]
     keys = [word for word in args.words if "=" in word]
     plan = make_plan(tables, read_data_sets(args.data), keys, args.seeds, args.out)

@@ -6,7 +6,7 @@
 
 MODEL is a folder saved by model.save, a training run, or the name of a model that comes with crispseg (`crisp models`
 lists them); DATA is a prepared folder or one with images/ and masks/.
-docs/analysis.md says how to read each figure.
+The documentation's page "Looking into a model" says how to read each figure.
 """
 
 from __future__ import annotations

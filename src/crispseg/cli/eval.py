@@ -7,7 +7,7 @@
 
 MODEL is a folder saved by model.save, a training run, or the name of a model that comes with crispseg (`crisp models`
 lists them); DATA is a prepared folder or one with images/ and masks/.
-docs/evaluation.md says what each figure means.
+The documentation's page "Evaluation" says what each figure means.
 """
 
 from __future__ import annotations

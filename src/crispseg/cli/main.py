@@ -21,6 +21,7 @@ VERBS = {
     "vectorize": "turn a class map into polygons",
     "ablate": "run a table of experiments over several seeds",
     "bench": "time and memory of any model, side by side",
+    "configs": "list or print the configs and tables that come along",
     "models": "list the models that can be created, and the trained ones that come along",
     "doctor": "what this machine has and what works on it",
 }

@@ -4,7 +4,7 @@
 
 ARCHIVES is a folder with the zip files as they are distributed, or unpacked, or already cut in the mmsegmentation
 or GeoSeg layout. Everything is checked before anything is written; an interrupted run continues when started again.
-Your own images need no preparing: put them into images/ and masks/ (see docs/data.md).
+Your own images need no preparing: put them into images/ and masks/.
 """
 
 from __future__ import annotations

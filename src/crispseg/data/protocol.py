@@ -131,7 +131,7 @@ def own_protocol(
 
 
 def protocols_table() -> str:
-    """All named protocols as the Markdown table of docs/data.md."""
+    """All named protocols as the Markdown table of docs/how-to/data.md."""
     lines = [
         "| protocol | hash | train / val / test tiles | averaged | ignored | labels train / test | crop "
         "| tile, overlap |",

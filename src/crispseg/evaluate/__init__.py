@@ -5,7 +5,7 @@
     write_report(evaluation, "report")
 
 Images are cut, blended and augmented by the predict room, so what is scored is the map that `crisp predict` would
-write; counting is the metrics room's. docs/evaluation.md says what each figure means.
+write; counting is the metrics room's. docs/how-to/evaluation.md says what each figure means.
 """
 
 from crispseg.evaluate.compare import Comparison, compare, write_comparison

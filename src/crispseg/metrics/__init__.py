@@ -1,6 +1,6 @@
 """Scores of label maps and features: confusion, boundaries, spectrum, calibration; and two models compared.
 
-Pure functions, and accumulators whose sums add up over images and processes. docs/metrics.md defines each
+Pure functions, and accumulators whose sums add up over images and processes. docs/reference/metrics.md defines each
 score.
 """
 

@@ -2,7 +2,7 @@
 
 Right where several classes meet (every class keeps its own contour), at image borders (the border is no
 contour) and beside ignored pixels (they make no contour, and what they could hide is not judged). The
-definitions are in docs/metrics.md.
+definitions are in docs/reference/metrics.md.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class SegmentationModel(nn.Module):
         save(self, folder)
 
     def fused(self, precision: torch.dtype | None = None, graphs: bool = True) -> Fused:
-        """The same function for evaluation, as fast as the device allows; see docs/speed.md.
+        """The same function for evaluation, as fast as the device allows; see docs/explanation/speed.md.
 
         precision: torch.float32, torch.bfloat16 or torch.float16; the model's own unless told. graphs: on CUDA, record
         a graph for each shape of image and replay it. Later changes to this model's weights are not seen.

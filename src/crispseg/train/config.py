@@ -1,4 +1,4 @@
-"""Everything a training run can be told, as frozen dataclasses; configs/default.yaml explains each key."""
+"""Everything a training run can be told, as frozen dataclasses; `crisp configs default` explains each key."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from crispseg import config as configs
+from crispseg.configs import find_config
 from crispseg.data.transforms import Augmentation
 from crispseg.errors import UserError
 from crispseg.losses import LossConfig
@@ -80,8 +81,8 @@ _SHORTHAND = {"data": "path", "model": "name"}  # data=FOLDER stands for data.pa
 
 
 def train_config(path: str | Path | None, words: Iterable[str] = ()) -> TrainConfig:
-    """A config from a YAML file (or none) and `key=value` words on top."""
-    values = {} if path is None else _spelt_out(configs.read_yaml(path))
+    """A config from a YAML file or a name of `crisp configs` (or none), and `key=value` words on top."""
+    values = {} if path is None else _spelt_out(configs.read_yaml(find_config(path)))
     return config_from(values, words)
 
 

@@ -4,7 +4,7 @@
 
 All models and ways take turns in one process, batch 1, float32, after each one's output was checked against the model's
 own eager output. ONNX needs pip install -c constraints.txt onnx onnxscript onnxruntime; without, its lines say so.
-Settings of glibc's allocator (MALLOC_...), which docs/speed.md speaks of, are kept with the figures.
+Settings of glibc's allocator (MALLOC_...), which docs/explanation/speed.md speaks of, are kept with the figures.
 Results go to benchmarks/results/cpu_paths.json and .md.
 """
 

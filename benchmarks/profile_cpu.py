@@ -3,7 +3,7 @@
     python benchmarks/profile_cpu.py --threads 2 --out benchmarks/results/profile_cpu.md
 
 Float32, one image, after a check of the output against the model's own. Time is what an operator takes itself, without
-those that it calls; all of them together are the run. docs/speed.md has the settings of the allocator.
+those that it calls; all of them together are the run. docs/explanation/speed.md has the settings of the allocator.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from crispseg.data.classes import ClassTable
 from crispseg.data.protocol import get_protocol, list_protocols, own_protocol, protocols_table
 from crispseg.errors import UserError
 
-DOCS = Path(__file__).parents[2] / "docs" / "data.md"
+DOCS = Path(__file__).parents[2] / "docs" / "how-to" / "data.md"
 
 
 @pytest.mark.parametrize("name", list_protocols())
@@ -113,4 +113,4 @@ def test_own_data_gets_a_protocol_with_its_own_hash() -> None:
 
 
 def test_the_documentation_holds_the_table_of_protocols() -> None:
-    assert protocols_table() in DOCS.read_text(encoding="utf-8"), "paste protocols_table() into docs/data.md"
+    assert protocols_table() in DOCS.read_text(encoding="utf-8"), "paste protocols_table() into docs/how-to/data.md"

@@ -37,8 +37,8 @@ def contour_of(labels, c, seen):
 
 
 def expected_sums(prediction, target, num_classes, tolerance, width, hidden):
-    """The definitions of docs/metrics.md by distances. `hidden` pixels are not judged; their labels are used only
-    where `target` shows them, so the same sums come out whatever lies under them."""
+    """The definitions of docs/reference/metrics.md by distances. `hidden` pixels are not judged; their labels are
+    used only where `target` shows them, so the same sums come out whatever lies under them."""
     seen = target != IGNORE
     sure = distance(hidden)
     contours, bands = np.zeros((num_classes, 4), int), np.zeros((num_classes, 3), int)

@@ -46,9 +46,9 @@ def _rows(x: Tensor) -> Tensor:
     return x.permute(0, 2, 3, 1).reshape(-1, x.shape[1]).contiguous()
 
 
-def _map(rows: Tensor, like: Tensor) -> Tensor:
-    batch, channels, height, width = like.shape
-    return rows.view(batch, height, width, channels).permute(0, 3, 1, 2)
+def _empty_map(x: Tensor) -> Tensor:
+    """No view of anything: whoever gets it may change it in place, as a ReLU of another's does."""
+    return torch.empty_like(x, memory_format=torch.channels_last)
 
 
 # Registered as operators so that torch.compile takes them as they are; their bodies import Triton when first run. One
@@ -85,8 +85,10 @@ def _(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
 def _normalise(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, scale: Tensor, relu: bool) -> Tensor:
     from crispseg.ops.kernels import batch_norm as kernels
 
+    y = _empty_map(x)
     with torch.cuda.device_of(x):
-        return _map(kernels.normalise(_rows(x), mean, scale, weight, bias, relu), x)
+        kernels.normalise(_rows(x), mean, scale, weight, bias, relu, _rows(y))
+    return y
 
 
 @_normalise.register_fake
@@ -105,19 +107,15 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     from crispseg.ops.kernels import batch_norm as kernels
 
+    dx = _empty_map(x)
     with torch.cuda.device_of(x):
-        dx, dw, db = kernels.gradients(_rows(gradient), _rows(x), mean, scale, weight, bias, relu)
-    return _map(dx, x), dw, db
+        dw, db = kernels.gradients(_rows(gradient), _rows(x), mean, scale, weight, bias, relu, _rows(dx))
+    return dx, dw, db
 
 
 @_backward.register_fake
 def _(gradient: Tensor, x: Tensor, weight: Tensor, bias: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     return _empty_map(x), weight.new_empty(weight.shape), bias.new_empty(bias.shape)
-
-
-def _empty_map(x: Tensor) -> Tensor:
-    batch, channels, height, width = x.shape
-    return x.new_empty(batch, height, width, channels).permute(0, 3, 1, 2)
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -199,17 +199,22 @@ def statistics_(x: Tensor, running: Running, eps: float, tiles: Tiles = _STATIST
 
 
 def normalise(
-    x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor, bias: Tensor, relu: bool, tiles: Tiles = _RESULT
-) -> Tensor:
-    """(x - mean) scale weight + bias, and its ReLU if wanted: (rows, channels)."""
+    x: Tensor,
+    mean: Tensor,
+    scale: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    relu: bool,
+    y: Tensor,
+    tiles: Tiles = _RESULT,
+) -> None:
+    """y = (x - mean) scale weight + bias, and its ReLU if wanted: (rows, channels)."""
     rows, width = x.shape
     columns, block, across = _block(width, tiles)
-    y = torch.empty_like(x)
     _normalise[(triton.cdiv(rows, block), across)](
         x, mean, scale, weight, bias, y, rows, WIDTH=width, RELU=relu, ROWS=block, COLUMNS=columns,
         num_warps=tiles.warps, **early(x.device),
     )  # fmt: skip
-    return y
 
 
 def gradients(
@@ -220,9 +225,10 @@ def gradients(
     weight: Tensor,
     bias: Tensor,
     relu: bool,
+    dx: Tensor,
     tiles: tuple[Tiles, Tiles] = (_SUMS, _GRADIENT),
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Of x, weight and bias, where g is the gradient of `normalise`'s result and mean and scale are x's own."""
+) -> tuple[Tensor, Tensor]:
+    """Of weight and bias, and in dx of x. g is the gradient of `normalise`'s result; mean and scale are x's own."""
     rows, width = x.shape
     columns, block, across = _block(width, tiles[0])
     chunk, count = cut(rows, across, block, tiles[0].warps, x.device)
@@ -231,14 +237,14 @@ def gradients(
         g, x, mean, scale, weight, bias, parts, rows, chunk, WIDTH=width, RELU=relu, ROWS=block, COLUMNS=columns,
         num_warps=tiles[0].warps, **early(x.device),
     )  # fmt: skip
-    db, dw, dx = parts.new_empty(width), parts.new_empty(width), torch.empty_like(x)
+    db, dw = parts.new_empty(width), parts.new_empty(width)
     add_parts(parts, db, dw)
     columns, block, across = _block(width, tiles[1])
     _input_gradient[(triton.cdiv(rows, block), across)](
         g, x, mean, scale, weight, bias, db, dw, dx, rows, WIDTH=width, RELU=relu, ROWS=block, COLUMNS=columns,
         num_warps=tiles[1].warps, **early(x.device),
     )  # fmt: skip
-    return dx, dw.to(weight.dtype), db.to(bias.dtype)
+    return dw.to(weight.dtype), db.to(bias.dtype)
 
 
 def _block(width: int, tiles: Tiles) -> tuple[int, int, int]:

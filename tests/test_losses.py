@@ -15,6 +15,7 @@ from crispseg.losses import (
     cross_entropy,
     dice_loss,
     margin_loss,
+    mutual_loss,
     orthogonality_loss,
     segmentation_loss,
 )
@@ -103,6 +104,35 @@ def test_margin_against_loops(batch, classes, delta, seed):
         for c, other in itertools.permutations(range(classes), 2):
             total += max(0.0, torch.dot(means[c], means[other]).item() - (1 - delta))
     assert margin_loss(prototypes, delta).item() == pytest.approx(total / batch, rel=1e-4, abs=1e-6)
+
+
+@given(classes=st.integers(1, 4), k=st.integers(2, 4), seed=st.integers(0, 1000))
+def test_mutual_information_against_loops(classes, k, seed):
+    torch.manual_seed(seed)
+    matches, target = 3 * torch.randn(2, classes, k, 3, 4), torch.randint(0, classes + 1, (2, 6, 8))
+    target[target == classes] = IGNORE
+    found = []
+    for c in range(classes):
+        shares = [
+            matches[b, c, :, y, x].softmax(0)
+            for b, y, x in itertools.product(range(2), range(3), range(4))
+            if target[b, 2 * y + 1, 2 * x + 1] == c
+        ]
+        if shares:
+            mean = torch.stack(shares).mean(0)
+            entropies = [-(p * p.log()).sum().item() for p in (mean, *shares)]
+            found.append(entropies[0] - sum(entropies[1:]) / len(shares))
+    expected = -sum(found) / max(len(found), 1) / math.log(k)
+    assert mutual_loss(matches, target).item() == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+def test_mutual_information_at_its_ends():
+    target = torch.zeros(1, 2, 2, dtype=torch.long)
+    same = torch.zeros(1, 1, 2, 2, 2)
+    each = torch.tensor([[[50.0, 0.0], [0.0, 50.0]], [[0.0, 50.0], [50.0, 0.0]]])[None, None]
+    assert mutual_loss(same, target).item() == pytest.approx(0, abs=1e-6)
+    assert mutual_loss(each, target).item() == pytest.approx(-1, abs=1e-6)
+    assert mutual_loss(same[:, :, :1], target).item() == 0
 
 
 @pytest.mark.parametrize("kind", ["only ignored", "one class"])

@@ -6,6 +6,7 @@ Every term is finite, with zero gradient, when a batch holds only ignored pixels
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Literal
 
 import torch
@@ -27,6 +28,7 @@ class LossConfig:
     orth: float = 0.1  # weight of L_orth
     margin: float = 0.1  # weight of L_margin
     delta: float = 0.5  # margin between class means: cosines above 1 - delta are penalised
+    mutual: float = 0.0  # weight of L_mutual; needs soft matching (model.options.matching=lse)
     mean_over: Literal["valid", "all"] = "valid"  # "all" keeps ignored pixels in the mean, as some recipes do
     class_weights: tuple[float, ...] | None = None
 
@@ -82,6 +84,28 @@ def margin_loss(prototypes: Tensor, delta: float) -> Tensor:
     return (functional.relu(gram - (1 - delta)) * off_diagonal).sum((-1, -2)).mean()
 
 
+def mutual_loss(matches: Tensor, target: Tensor) -> Tensor:
+    """L_mutual: minus the mutual information of a class's pixels and its prototypes, over log K, mean over the classes
+    in the batch: 0 if every pixel takes the same mixture of prototypes, -1 if each takes one and all are taken alike.
+
+    matches (B, C, K, h, w): logits of every prototype; target (B, H, W), of which the nearest pixels are taken.
+    """
+    classes, count, *size = matches.shape[1:]
+    if count == 1:
+        return matches.sum() * 0.0
+    nearest = functional.interpolate(target[:, None].float(), size=size, mode="nearest-exact")[:, 0].long()
+    of_class = nearest[:, None] == torch.arange(classes, device=target.device)[:, None, None]  # (B, C, h, w)
+    log_share = matches.float().log_softmax(2)
+    share = log_share.exp()
+    pixels = of_class.sum((0, 2, 3)).clamp(min=1)  # (C,)
+    mean_share = (share * of_class[:, :, None]).sum((0, 3, 4)) / pixels[:, None]  # (C, K)
+    entropy_of_mean = -(mean_share * mean_share.clamp(min=1e-8).log()).sum(1)
+    mean_entropy = -((share * log_share).sum(2) * of_class).sum((0, 2, 3)) / pixels
+    present = of_class.any(3).any(2).any(0)
+    information = (entropy_of_mean - mean_entropy) * present
+    return -information.sum() / present.sum().clamp(min=1) / math.log(count)
+
+
 def _prototype_terms(prototypes: Tensor, config: LossConfig) -> tuple[Tensor, Tensor]:
     if takes(prototypes):
         return prototype_terms(prototypes, config.delta)
@@ -110,4 +134,7 @@ def segmentation_loss(output: Output, target: Tensor, config: LossConfig) -> dic
         if config.margin:
             terms["margin"] = margin
             total = total + config.margin * margin
+    if config.mutual and output.matches is not None:
+        terms["mutual"] = mutual_loss(output.matches, target)
+        total = total + config.mutual * terms["mutual"]
     return {**terms, "total": total}

@@ -18,7 +18,7 @@ def small_crisp(classes=3, bands=3, **options):
 def unsettled(model):
     with torch.no_grad():
         for module in model.modules():
-            if isinstance(module, nn.BatchNorm2d | nn.LayerNorm):
+            if isinstance(module, nn.BatchNorm2d | nn.LayerNorm) and module.weight is not None:
                 module.weight.uniform_(0.5, 1.5)
                 module.bias.normal_(std=0.3)
             if isinstance(module, nn.BatchNorm2d):

@@ -27,6 +27,10 @@ OPTIONS = {
     "only the rebalancing": {"dco": {"residual": False, "highpass": False}},
     "residual not normalised": {"dco": {"residual_readout": "unnormalized"}},
     "skip calibrated too": {"dco": {"skip": "before"}},
+    "residual read by elu + 1": {"fusion": "raw", "dco": {"residual_readout": "elu", "skip": "before"}},
+    "selective fusion": {"fusion": "selective", "selectivity": 2.0},
+    "centred pixels": {"centred": True},
+    "centred pixels, concat": {"centred": True, "neck": "concat"},
     "attention in the last stage": {"last_stage": "attention"},
 }
 

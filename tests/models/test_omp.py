@@ -130,6 +130,35 @@ def test_any_number_of_classes_and_prototypes(neck, classes, prototypes):
     assert matched.allocation.min() >= 0 and matched.allocation.max() < prototypes
 
 
+def test_soft_matching_is_a_log_sum_exp_that_ends_in_the_maximum():
+    head, features = make_head(matching="lse"), make_features()
+    head.training = True  # but not its BatchNorms
+    tokens, pixels = head.interact(features)
+    matches = match(pixels, F.normalize(head.hyper(tokens), dim=-1)) * head.scale()
+    for progress, softness in [(0.0, 1.0), (0.3, 0.6), (0.9, 0.02), (1.0, 0.02)]:
+        head.at_progress(progress)
+        expected = softness * (matches.double() / softness).exp().sum(2).log()
+        torch.testing.assert_close(head(features).logits.double(), expected, rtol=1e-5, atol=1e-5)
+    assert (head(features).logits - matches.amax(2)).abs().max() < 0.02 * math.log(3) + 1e-5
+    torch.testing.assert_close(head.eval()(features).logits, matches.amax(2))
+
+
+def test_soft_matching_gives_every_prototype_gradients():
+    def gradients(matching):
+        torch.manual_seed(0)
+        head = make_head(matching=matching).train()
+        head(make_features()).logits.sum().backward()
+        return head.hyper.biases[-1].grad.view(-1, 3, head.config.descriptor_dim).abs().sum(-1)  # (classes, K)
+
+    assert (gradients("lse") > 0).all()
+
+
+def test_centred_pixels_have_mean_zero_in_training():
+    head = make_head(centred=True).train()
+    _, pixels = head.interact(make_features())
+    assert pixels.mean((0, 2, 3)).abs().max() < 1e-5
+
+
 def test_allocation_names_the_winning_prototype():
     head, features = make_head(), make_features()
     matched = head(features, allocation=True)

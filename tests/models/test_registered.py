@@ -23,6 +23,8 @@ CASES |= {
     "attention": ("crisp_nano", SHRINK_CRISP | {"last_stage": "attention"}),
     "raw": ("crisp_nano", SHRINK_CRISP | {"fusion": "raw"}),
     "unnormalized": ("crisp_nano", SHRINK_CRISP | {"dco": {"residual_readout": "unnormalized", "skip": "before"}}),
+    "selective": ("crisp_nano", SHRINK_CRISP | {"fusion": "selective"}),
+    "soft and centred": ("crisp_nano", SHRINK_CRISP | {"matching": "lse", "centred": True}),
     "crisp_nano as it is": ("crisp_nano", {}),
 }
 # compiling takes seconds per layer, so the tests that do it take one of each kind of computation, shrunk

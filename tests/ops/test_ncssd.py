@@ -23,7 +23,8 @@ from crispseg.ops import torch as torch_path
 from tests.conftest import relative_error
 
 RULES = [
-    Rule(*choice) for choice in itertools.product(("raw", "normalized"), ("row", "unnormalized"), ("after", "before"))
+    Rule(*choice)
+    for choice in itertools.product(("raw", "normalized"), ("row", "unnormalized", "elu"), ("after", "before"))
 ]
 STEPS = list(itertools.product((False, True), repeat=3))  # residual, high-pass, rebalance
 
@@ -56,10 +57,13 @@ def brute_force(v, b, c, rho, d, gates, rule):
     batch, length, heads, width = v.shape
     state = b.shape[-1]
 
-    def feature(x):
-        if rule.fusion == "raw":
-            return x
+    def positive(x):
         return x + 1 if x > 0 else math.exp(x)
+
+    def feature(x):
+        return x if rule.fusion == "raw" else positive(x)
+
+    read_by = positive if rule.residual_readout == "elu" else feature
 
     out = torch.zeros(v.shape, dtype=torch.float64)
     for n in range(batch):
@@ -67,6 +71,10 @@ def brute_force(v, b, c, rho, d, gates, rule):
         query = [[feature(c[n, i, m].item()) for m in range(state)] for i in range(length)]
         weight = [
             [sum(q * k for q, k in zip(query[i], key[j], strict=True)) for j in range(length)] for i in range(length)
+        ]
+        read = [
+            [sum(read_by(c[n, i, m].item()) * read_by(b[n, j, m].item()) for m in range(state)) for j in range(length)]
+            for i in range(length)
         ]
         row = [max(sum(weight[i]), 1e-6) if rule.fusion == "normalized" else 1.0 for i in range(length)]
         for h, p in itertools.product(range(heads), range(width)):
@@ -78,7 +86,7 @@ def brute_force(v, b, c, rho, d, gates, rule):
                 if rule.skip == "before":
                     fused += d[h].item() * value[i]
                 if gates.residual is not None:
-                    error = sum(weight[i][j] * (value[j] - gain[j] * value[j]) for j in range(length))
+                    error = sum(read[i][j] * (value[j] - gain[j] * value[j]) for j in range(length))
                     if rule.residual_readout == "row":
                         error /= row[i]
                     fused += gates.residual[h].item() * error

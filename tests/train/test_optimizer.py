@@ -47,6 +47,15 @@ def test_every_parameter_is_in_one_group(model):
     assert {group["weight_decay"] for group in groups} == {0.0, 0.1}
 
 
+def test_gates_and_temperatures_have_a_rate_of_their_own():
+    model = crispseg.create_model("crisp_nano", num_classes=3, fusion="selective", **OPTIONS)
+    groups = parameter_groups(model, OptimizerConfig(lr=1e-3, gate_factor=10.0))
+    rates = {id(parameter): group["peak"] for group in groups for parameter in group["params"]}
+    for name, parameter in model.named_parameters():
+        expected = 1e-2 if ".dco." in name or ".selection." in name else 1e-3
+        assert rates[id(parameter)] == pytest.approx(expected), name
+
+
 def test_the_optimizer_is_adamw(model):
     optimizer = build_optimizer(model, OptimizerConfig(lr=1e-3, betas=(0.8, 0.9)), torch.device("cpu"))
     assert isinstance(optimizer, torch.optim.AdamW)

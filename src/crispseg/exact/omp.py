@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from crispseg.exact.attention import StreamedAttention
@@ -89,7 +89,8 @@ def _interact(run: Context, head: OMPHead, tokens: Tensor, pixels: Stream) -> Te
         tokens = layer.norm2(tokens + _attend(run, layer.tokens_to_pixels, tokens, pixels, sweep))
         tokens = layer.norm3(tokens + layer.mlp(tokens))
         sweep = f"layer{i}"
-        pixels = _updated(layer, run.stream("pixels", sweep), tokens)
+        centre = head.centre if i == len(head.layers) - 1 else None
+        pixels = _updated(layer, run.stream("pixels", sweep), tokens, centre)
     return head.final_norm(tokens + _attend(run, head.final_attention, tokens, pixels, sweep))
 
 
@@ -106,10 +107,11 @@ def _attend(run: Context, attention: Attention, tokens: Tensor, pixels: Stream, 
     return streamed.result()
 
 
-def _updated(layer: TwoWayLayer, pixels: Stream, tokens: Tensor) -> Stream:
+def _updated(layer: TwoWayLayer, pixels: Stream, tokens: Tensor, centre: nn.Module | None) -> Stream:
     for (x,) in pixels:
         flat = x.flatten(1, 2)  # (1, L, dim)
-        yield (layer.norm4(flat + layer.pixels_to_tokens(flat, tokens)).view(x.shape),)
+        refined = layer.norm4(flat + layer.pixels_to_tokens(flat, tokens)).view(x.shape)
+        yield (refined if centre is None else apply(centre, refined),)
 
 
 def _matched(run: Context, head: OMPHead, prototypes: Tensor, shuffle: int) -> Stream:

@@ -47,6 +47,7 @@ class FusedMixer(Packed, Ready):
         super().__init__()
         self.heads, self.inner, self.state = mixer.heads, mixer.heads * mixer.head_width, mixer.state
         self.rule, self.eps = mixer.rule, mixer.norm.eps
+        self.selection = None if mixer.selection is None else mixer.selection.to(dtype)
         width = mixer.in_proj.weight.shape[0]
         assert mixer.conv2d.bias is not None
         self.keep(
@@ -71,7 +72,9 @@ class FusedMixer(Packed, Ready):
             rate, least = (1 - gates.residual) * rate, gates.residual
             gates = gates._replace(residual=None)
         norm = Norm(self.norm_weight, self.norm_bias, self.eps)
-        return strips.Mixer(project, gains, gate, out, convolution, least, rate, self.d, gates, self.rule, norm)
+        return strips.Mixer(
+            project, gains, gate, out, convolution, least, rate, self.d, gates, self.rule, norm, self.selection
+        )
 
     def add_to(self, residual: Tensor, normed: Tensor) -> Tensor:
         """After the start, where oneDNN's products are taken."""
@@ -82,6 +85,10 @@ class FusedMixer(Packed, Ready):
         residual, projected = conv_norm_project(x, start, self.project)
         z, xbc, dt, _ = self._split(projected)
         xbc = depthwise3x3(xbc, self.convolution, self.convolution_bias, activation="silu")
+        if self.selection is not None:
+            _, b, c = xbc.split([self.inner, self.state, self.state], dim=-1)
+            for part, scaled in zip((b, c), self.selection(b, c), strict=True):
+                part.copy_(scaled)
         y = gated_mixer(
             xbc.flatten(1, 2),  # (B, L, inner + 2N), likewise the others
             dt.flatten(1, 2),

@@ -83,6 +83,14 @@ def _keys_and_values(attention: Attention, order: Tensor) -> list[Tensor]:
     return [torch.cat(pair) for pair in zip(keys, [v, v_bias, out, torch.zeros_like(v_bias)], strict=True)]
 
 
+def _fold_centre(norm: nn.LayerNorm, centre: nn.BatchNorm2d) -> None:
+    """Centring follows the last norm of the pixels: one affine map after another."""
+    assert centre.running_mean is not None and centre.running_var is not None
+    scale = (centre.running_var + centre.eps).rsqrt()
+    norm.weight = nn.Parameter(norm.weight * scale)
+    norm.bias = nn.Parameter((norm.bias - centre.running_mean) * scale)
+
+
 class FusedVectors(Packed):
     """Several sets of vectors of the same tokens."""
 
@@ -253,6 +261,8 @@ class FusedHead(nn.Module):
         )
         self.tokens = FusedTokens(head.tokens, dtype)
         layers: list[Any] = list(head.layers)
+        if head.centre is not None:
+            _fold_centre(layers[-1].norm4, head.centre)
         final = [_queries(head.final_attention, order)]
         first, *others = (FusedOwn(layer, order, dtype) for layer in layers)
         self.first = first

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from crispseg.models.vssd import Selection
 from crispseg.ops import State, accumulate, add_query_sums, add_states, onednn
 from crispseg.ops.attend_tokens import Norm
 from crispseg.ops.spec import Gates, Rule
@@ -74,6 +75,7 @@ class Mixer(NamedTuple):
     gates: Gates
     rule: Rule
     norm: Norm
+    selection: Selection | None
 
     def add_to(self, residual: Tensor, normed: Tensor) -> Tensor:
         """The residual with the mixer's result added, in place."""
@@ -102,6 +104,8 @@ class Mixer(NamedTuple):
         xbc = convolved(functools.partial(on_rows, self.project), self.convolution, normed, rows)
         xbc = functional.silu(xbc, inplace=True).flatten(1, 2)
         v, b, c = xbc.tensor_split((inner, (inner + xbc.shape[-1]) // 2), dim=-1)
+        if self.selection is not None:
+            b, c = self.selection(b, c)
         dt = on_rows(self.gains, normed[:, rows]).flatten(1, 2)
         rho = torch.addcmul(self.least, functional.softplus(dt), self.rate)
         return v.unflatten(-1, (heads, -1)), b, c, rho

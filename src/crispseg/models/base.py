@@ -35,6 +35,7 @@ class Output(NamedTuple):
     logits: Tensor  # (B, classes, H, W)
     aux: tuple[Tensor, ...] = ()  # logits of auxiliary heads, each (B, classes, H, W)
     prototypes: Tensor | None = None  # (B, classes, K, d), L2-normalised
+    matches: Tensor | None = None  # (B, classes, K, h, w) logits of every prototype, where matching is soft
 
 
 class SegmentationModel(nn.Module):
@@ -48,6 +49,9 @@ class SegmentationModel(nn.Module):
     in_channels: int = 0
     options: dict[str, Any]
     info: ModelInfo
+
+    def at_progress(self, progress: float) -> None:
+        """Told before every training step how much of the training is done, from 0 to 1."""
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write config.json, model.safetensors and README.md (the model card); `crispseg.load` reads them."""

@@ -26,7 +26,10 @@ class CRISP(SegmentationModel):
     def forward(self, image: Tensor) -> Tensor | Output:
         matched = self.head(self.backbone(image))
         logits = resize(matched.logits, image.shape[-2:])
-        return Output(logits, prototypes=matched.prototypes) if self.training else logits
+        return Output(logits, prototypes=matched.prototypes, matches=matched.matches) if self.training else logits
+
+    def at_progress(self, progress: float) -> None:
+        self.head.at_progress(progress)
 
     def allocate(self, image: Tensor) -> tuple[Tensor, Tensor]:
         """Logits, and per pixel and class the index of the winning sub-prototype (B, classes, H, W)."""

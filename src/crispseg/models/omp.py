@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from crispseg.errors import UserError
-from crispseg.models.layers import ConvNorm
+from crispseg.models.layers import BatchNorm2d, ConvNorm
 from crispseg.ops import residual_attention
-from crispseg.ops.cosines import best_match
+from crispseg.ops.cosines import best_match, match
 from crispseg.ops.cross_attention import attention, few_tokens_attention, takes
 from crispseg.ops.mlp import linear
 from crispseg.ops.normalize import layer_norm
@@ -44,6 +44,11 @@ class OMPConfig:
     descriptor_stride: Literal[2, 4] | None = None
     mlp_dim: int | None = None  # of the token MLP; 8 x dim
     logit_scale: float = 10.0  # start of the learned temperature of the cosines
+    # How prototypes compete for a pixel in training: "max" is the paper's equation; "lse" a log-sum-exp whose softness
+    # falls from 1 to all but nothing over three quarters of the training, so that all prototypes get gradients before
+    # the best takes all. Evaluation takes the maximum in both.
+    matching: Literal["max", "lse"] = "max"
+    centred: bool = False  # pixels are centred (and scaled) over the training set before they are matched
 
     def resolved(self) -> OMPConfig:
         """The config with no None left."""
@@ -62,6 +67,7 @@ class Matched(NamedTuple):
     logits: Tensor  # (B, classes, h, w) at the descriptors' stride
     prototypes: Tensor  # (B, classes, K, d_h), L2-normalised
     allocation: Tensor | None  # (B, classes, h, w) index of the winning prototype, when asked for
+    matches: Tensor | None = None  # (B, classes, K, h, w) logits of every prototype, in training with soft matching
 
 
 class ConcatNeck(nn.Module):
@@ -246,10 +252,19 @@ class OMPHead(nn.Module):
         groups = 1 if config.hyper == "shared" else num_classes
         self.hyper = HyperNetwork(dim, config.prototypes, config.descriptor_dim, groups)
         self.log_scale = nn.Parameter(torch.tensor(math.log(config.logit_scale)))
+        self.centre = BatchNorm2d(dim, affine=False) if config.centred else None
+        self.softness: Tensor
+        self.register_buffer("softness", torch.tensor(1.0), persistent=False)
+
+    def at_progress(self, progress: float) -> None:
+        self.softness.fill_(softness_at(progress))
 
     def forward(self, features: Sequence[Tensor], allocation: bool = False) -> Matched:
         tokens, pixels = self.interact(features)
         prototypes = functional.normalize(widened(self.hyper(tokens)), dim=-1)
+        if self.training and self.config.matching == "lse":
+            matches = match(pixels, prototypes) * self.scale()
+            return Matched(soft_maximum(matches, self.softness), prototypes, None, matches)
         best, winners = best_match(pixels, prototypes)
         return Matched(best * self.scale(), prototypes, winners.long() if allocation else None)
 
@@ -260,6 +275,8 @@ class OMPHead(nn.Module):
         pixels = x.flatten(2).transpose(1, 2)  # (B, L, dim)
         for layer in self.layers:
             tokens, pixels = layer(tokens, pixels)
+        if self.centre is not None:
+            pixels = self.centre(pixels.transpose(1, 2)[..., None])[..., 0].transpose(1, 2)
         tokens = self.final_norm(tokens + self.final_attention(tokens, pixels))
         refined = pixels.transpose(1, 2).unflatten(-1, x.shape[-2:])
         if self.config.descriptor_stride == 2:
@@ -269,3 +286,16 @@ class OMPHead(nn.Module):
     def scale(self) -> Tensor:
         """The cosines' temperature: learned, kept between 1 and 100."""
         return widened(self.log_scale).clamp(0.0, math.log(100.0)).exp()
+
+
+_SOFT_UNTIL, _LEAST_SOFTNESS = 0.75, 0.02
+
+
+def softness_at(progress: float) -> float:
+    """From 1 in a straight line to all but nothing at three quarters of the training, then constant."""
+    return max(_LEAST_SOFTNESS, 1 - progress / _SOFT_UNTIL)
+
+
+def soft_maximum(matches: Tensor, softness: Tensor) -> Tensor:
+    """T log sum_k exp(z_k / T) over the prototypes of (B, classes, K, h, w): the maximum as T goes to 0."""
+    return softness * torch.logsumexp(matches / softness, dim=2)

@@ -19,13 +19,16 @@ from crispseg import config as configs
 from crispseg.errors import UserError, unknown
 from crispseg.models.dco import DCO, DCOConfig, dco_config
 from crispseg.models.layers import ConvNorm, DropPath, to_channels_first, to_channels_last
-from crispseg.ops import Fusion, Gates, Rule, ncssd
+from crispseg.ops import Gates, Rule, ncssd
 from crispseg.ops.depthwise import depthwise3x3, depthwise3x3_norm
 from crispseg.ops.gated_training import convolve_mix_gate
 from crispseg.ops.mlp import mlp
 from crispseg.ops.normalize import layer_norm
 from crispseg.ops.projection import project
+from crispseg.ops.spec import Fusion as OperatorFusion
 from crispseg.ops.spec import widened
+
+Fusion = Literal["raw", "normalized", "selective"]
 
 _ALIGNED = 8  # numbers in half precision that the fastest matrix products load at once
 
@@ -40,6 +43,7 @@ class VSSDConfig:
     expand: int = 2
     mlp_ratio: int = 4
     fusion: Fusion = "normalized"
+    selectivity: float = 1.0  # start of the temperatures of keys and queries in selective fusion
     dco: bool | DCOConfig = True
     last_stage: Literal["ncssd", "attention"] = "ncssd"
     checkpointing: bool = False  # recompute each block in the backward pass: less memory, more time
@@ -59,6 +63,29 @@ VARIANTS = {
 }
 
 
+class Selection(nn.Module):
+    """Keys and queries of selective fusion: each token's N numbers are centred and brought to one size, then scaled by
+    learned temperatures before the kernel elu + 1.
+
+    What SiLU leaves of B and C is small beside one, so elu + 1 of it is nearly constant and attention nearly uniform.
+    A temperature decides instead: at 0 attention is uniform, and the larger it grows, the more a token selects.
+    """
+
+    def __init__(self, state: int, temperature: float) -> None:
+        super().__init__()
+        self.keys, self.queries = nn.LayerNorm(state), nn.LayerNorm(state)
+        for norm in (self.keys, self.queries):
+            nn.init.constant_(norm.weight, temperature)
+
+    def forward(self, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        """B and C (B, L, N), likewise what comes of them."""
+        return _scaled(b, self.keys), _scaled(c, self.queries)
+
+
+def _scaled(x: Tensor, norm: nn.LayerNorm) -> Tensor:
+    return functional.layer_norm(x, norm.normalized_shape, norm.weight.to(x.dtype), norm.bias.to(x.dtype), norm.eps)
+
+
 class NCSSDMixer(nn.Module):
     """Mixes all tokens of a map through one shared state per head, in linear time."""
 
@@ -69,7 +96,10 @@ class NCSSDMixer(nn.Module):
             raise UserError(f"{heads} heads do not divide the inner width {inner} (= {config.expand} x {width})")
         self.heads, self.head_width, self.state = heads, inner // heads, config.state
         calibration = dco_config(config.dco)
-        self.rule = Rule(config.fusion, calibration.residual_readout, calibration.skip)
+        # Selective fusion is the normalised one of keys and queries that were scaled first.
+        fusion: OperatorFusion = "raw" if config.fusion == "raw" else "normalized"
+        self.rule = Rule(fusion, calibration.residual_readout, calibration.skip)
+        self.selection = Selection(config.state, config.selectivity) if config.fusion == "selective" else None
         self.in_proj = nn.Linear(width, 2 * inner + 2 * config.state + heads, bias=False)
         mixed = inner + 2 * config.state
         self.conv2d = nn.Conv2d(mixed, mixed, 3, padding=1, groups=mixed)
@@ -106,6 +136,8 @@ class NCSSDMixer(nn.Module):
         """V (B, L, H, P), B and C (B, L, N), rho (B, L, H) of a convolved map xBC (B, H, W, d + 2N)."""
         inner = self.heads * self.head_width
         v, b, c = xbc.flatten(1, 2).split([inner, self.state, self.state], dim=-1)
+        if self.selection is not None:
+            b, c = self.selection(b, c)
         dt = functional.softplus(widened(dt.flatten(1, 2)) + widened(self.dt_bias))
         return v.unflatten(-1, (self.heads, self.head_width)), b, c, dt * widened(self.A_log).exp()
 
@@ -121,8 +153,17 @@ class NCSSDMixer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         projected, gates = self._project(x), self.gates()
+        mixed = None if self.selection is not None else self._mix_at_once(projected, gates)
+        if mixed is not None:
+            return project(mixed, self.out_proj.weight) if self.training else self.out_proj(mixed)
+        z, xbc, dt = self._split(projected)
+        v, b, c, rho = self.tokens(self.convolve(xbc), dt)
+        return self.finish(ncssd(v, b, c, rho, self.D, gates, self.rule), z)
+
+    def _mix_at_once(self, projected: Tensor, gates: Gates) -> Tensor | None:
+        """All between the two projections as one operation, where there are kernels for it."""
         assert self.conv2d.bias is not None
-        mixed = convolve_mix_gate(
+        return convolve_mix_gate(
             projected,
             self.conv2d.weight,
             self.conv2d.bias,
@@ -135,11 +176,6 @@ class NCSSDMixer(nn.Module):
             self.norm.bias,
             self.norm.eps,
         )
-        if mixed is not None:
-            return project(mixed, self.out_proj.weight) if self.training else self.out_proj(mixed)
-        z, xbc, dt = self._split(projected)
-        v, b, c, rho = self.tokens(self.convolve(xbc), dt)
-        return self.finish(ncssd(v, b, c, rho, self.D, gates, self.rule), z)
 
 
 class AttentionMixer(nn.Module):

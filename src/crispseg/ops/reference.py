@@ -28,6 +28,8 @@ def ncssd(v: Tensor, b: Tensor, c: Tensor, rho: Tensor, d: Tensor, gates: Gates,
         y = y + skip
 
     if gates.residual is not None:
+        if rule.residual_readout == "elu":
+            key, query = torch.nn.functional.elu(b) + 1, torch.nn.functional.elu(c) + 1
         residual_state = torch.einsum("bjn,bjhp->bhnp", key, v - v_gained)  # S_d = sum_j K_j dV_j^T
         r = torch.einsum("bin,bhnp->bihp", query, residual_state)
         if normalized and rule.residual_readout == "row":

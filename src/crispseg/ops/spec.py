@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 Fusion = Literal["raw", "normalized"]
-Readout = Literal["row", "unnormalized"]
+Readout = Literal["row", "unnormalized", "elu"]
 Skip = Literal["after", "before"]
 
 
@@ -21,7 +21,8 @@ class Rule:
 
     fusion: "raw" is public VSSD (K = B, Q = C); "normalized" is the paper's eq. 2 (K, Q = elu + 1, row normaliser).
     residual_readout: "row" divides the residual read-out by the same row normaliser; "unnormalized" does not.
-        In `raw` fusion nothing is normalised and the two are the same.
+        In `raw` fusion nothing is normalised and the two are the same. "elu" reads the residual by elu + 1 of keys and
+        queries, un-normalised, whatever the fusion: in `raw` fusion that is another read-out than the output's own.
     skip: whether D * V is added after the calibration or before it.
     """
 
@@ -32,7 +33,7 @@ class Rule:
     @property
     def residual_folds(self) -> bool:
         """Whether step 2 of DCO can be folded into the value gain, at no cost."""
-        return self.fusion == "raw" or self.residual_readout == "row"
+        return self.residual_readout == "row" or (self.fusion == "raw" and self.residual_readout == "unnormalized")
 
 
 class Gates(NamedTuple):

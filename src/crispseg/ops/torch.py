@@ -38,14 +38,14 @@ class QuerySums(NamedTuple):
     """What the image's queries sum up to; needed when a step of DCO uses the mean over tokens."""
 
     row: Tensor  # (B, N) sum_i Q_i / row_i (the plain sum in raw fusion)
-    plain: Tensor | None  # (B, N) sum_i Q_i, only where step 2 does not fold
+    plain: Tensor | None  # (B, N) sum over what reads the residual, only where step 2 does not fold
 
 
 class Queries(NamedTuple):
     """Of a part of the image, (B, L, N) each."""
 
     row: Tensor  # Q_i / row_i; Q_i in raw fusion
-    plain: Tensor  # Q_i
+    plain: Tensor  # Q_i, or what reads the residual in its place
 
 
 def add_states(x: State, y: State) -> State:
@@ -69,7 +69,8 @@ def accumulate(v: Tensor, b: Tensor, rho: Tensor, gates: Gates, rule: Rule) -> S
         if rule.residual_folds:
             gain = (1 - g) * rho + g
         else:
-            residual = _outer_sum(key, ((1 - rho)[..., None] * v).reshape(batch, tokens, -1))
+            read_by = _feature(b) if rule.residual_readout == "elu" else key
+            residual = _outer_sum(read_by, ((1 - rho)[..., None] * v).reshape(batch, tokens, -1))
     return State(
         kv=_outer_sum(key, (gain[..., None] * v).reshape(batch, tokens, -1)),
         k=key.sum(1) if rule.fusion == "normalized" else None,
@@ -141,7 +142,7 @@ def queries_of(c: Tensor, state: State, rule: Rule) -> Queries:
     eps = normaliser_floor(c.dtype)
     c = c.to(sum_dtype(c.dtype))
     if state.k is None:
-        return Queries(c, c)
+        return Queries(c, _feature(c) if rule.residual_readout == "elu" and state.residual is not None else c)
     query = _feature(c)
     return Queries(query / torch.bmm(query, state.k[..., None]).clamp(min=eps), query)
 

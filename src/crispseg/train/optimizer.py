@@ -14,6 +14,7 @@ from torch import Tensor, nn
 class OptimizerConfig:
     lr: float | None = None  # none: 6e-5 from pretrained weights, 6e-4 from scratch
     backbone_lr: float | None = None  # of the parameters under `backbone.`; none: lr
+    gate_factor: float = 1.0  # learning rate of DCO's gates and of selective fusion's temperatures, over the others'
     weight_decay: float = 0.05
     betas: tuple[float, float] = (0.9, 0.999)
     clip: float = 1.0  # largest norm of the gradient; 0 is off
@@ -33,18 +34,25 @@ def decays(name: str, parameter: Tensor) -> bool:
     return "bias" not in parts[-1] and "biases" not in parts and parts[-1] not in _UNDECAYED
 
 
+def is_gate(name: str) -> bool:
+    """Whether a parameter is one of the few numbers that steer a mixer, by its name."""
+    return ".dco." in name or ".selection." in name
+
+
 def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
-    """Up to four groups (backbone or not, decayed or not); `peak` is the rate that the schedule scales."""
+    """Up to five groups (backbone or not, decayed or not; gates); `peak` is the rate that the schedule scales."""
     assert config.lr is not None
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+    groups: dict[tuple[bool, bool, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             decayed = decays(name, parameter) and id(parameter) not in embeddings
-            groups.setdefault((name.startswith("backbone."), decayed), []).append(parameter)
+            gate = config.gate_factor != 1.0 and is_gate(name)
+            groups.setdefault((name.startswith("backbone."), decayed, gate), []).append(parameter)
     made = []
-    for (in_backbone, decayed), parameters in sorted(groups.items(), key=lambda item: item[0]):
+    for (in_backbone, decayed, gate), parameters in sorted(groups.items(), key=lambda item: item[0]):
         peak = config.backbone_lr if in_backbone and config.backbone_lr is not None else config.lr
+        peak = peak * config.gate_factor if gate else peak
         weight_decay = config.weight_decay if decayed else 0.0
         made.append({"params": parameters, "lr": peak, "peak": peak, "weight_decay": weight_decay})
     return made

@@ -129,6 +129,7 @@ class Stepper:
         """Optimiser step number `step` (from 0); the loss terms of this process's parts and `grad_norm`."""
         self.model.train()
         schedule = self.config.schedule
+        self.model.at_progress(step / (schedule.steps or step + 1))
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(step, group["peak"], schedule)
         device = self.processes.device

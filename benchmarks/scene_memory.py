@@ -23,10 +23,10 @@ from record import record
 from torch import Tensor
 
 import crispseg
+from crispseg import memory
 from crispseg.geo.maps import MapChoice
 from crispseg.geo.polygons import PolygonChoice
 from crispseg.models.base import ModelInfo, SegmentationModel
-from crispseg.predict import memory
 from crispseg.predict.batch import predict_scenes
 from crispseg.predict.evaluate import Evaluator
 from crispseg.predict.plan import make_plan

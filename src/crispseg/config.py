@@ -5,6 +5,7 @@ Kept to dataclasses and PyYAML so that training runs on machines that have littl
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import types
 import typing
@@ -12,9 +13,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from crispseg import reading
 from crispseg.errors import UserError, unknown
 
 T = TypeVar("T")
+_MOST_PARTS = 20  # of a dotted key
 
 
 def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
@@ -38,6 +41,14 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
     return cls(**made)
 
 
+def checked(hint: Any, value: Any, where: str) -> Any:
+    """`value` (from JSON, YAML or a checkpoint) as what `hint` says, or a UserError that names the place.
+
+    Takes the hints of dataclasses and also TypedDicts, whose unknown keys are kept: files of later versions have more.
+    """
+    return _convert(hint, value, where)
+
+
 def to_dict(config: Any) -> Any:
     """The plain values of a config, ready for YAML or JSON; `build` takes them back."""
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
@@ -51,24 +62,24 @@ def to_dict(config: Any) -> Any:
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """A YAML file's mapping; its `base` (`other.yaml` beside it, or a name of `crisp configs`) is read first."""
-    import yaml
+    return _read_yaml(Path(path), ())
 
+
+def _read_yaml(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
     from crispseg.configs import SUFFIXES, find_config
 
-    path = Path(path)
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"no config file {path}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+    if path.resolve() in above:
+        raise UserError(f"{path} is its own base: {' -> '.join(p.name for p in (*above, path))}")
+    values = reading.read_yaml_file(path)
     if not isinstance(values, dict):
         raise UserError(f"{path} must hold `key: value` lines")
     base = values.pop("base", None)
     if base is None:
         return values
-    file = path.parent / base if str(base).endswith(SUFFIXES) else find_config(base)
-    return merge(read_yaml(file), values)
+    if not isinstance(base, str):
+        raise UserError(f"`base` of {path} must name a file, not {shown(base)}")
+    file = path.parent / base if base.endswith(SUFFIXES) else find_config(base)
+    return merge(_read_yaml(file, (*above, path.resolve())), values)
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,21 +93,23 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 def parse_overrides(words: Iterable[str]) -> dict[str, Any]:
     """`["train.steps=100", "seed=1"]` as a nested mapping; values are read as YAML."""
-    import yaml
-
     result: dict[str, Any] = {}
     for word in words:
         key, equals, text = word.partition("=")
-        if not equals or not key:
-            raise UserError(f"expected key=value, got {word!r}")
-        try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise UserError(f"the value of {key} is not valid YAML: {text!r}") from error
-        for part in reversed(key.split(".")):
+        parts = key.split(".")
+        if not equals or not key or len(parts) > _MOST_PARTS:
+            raise UserError(f"expected key=value, got {shown(word)}")
+        value = reading.parse_yaml(text, f"the value of {shown(key)[1:-1]}")
+        for part in reversed(parts):
             value = {part: value}
         result = merge(result, value)
     return result
+
+
+def shown(value: Any) -> str:
+    """A value in a message: whoever wrote it may have written a lot."""
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:100]} ..."
 
 
 def _convert(hint: Any, value: Any, where: str) -> Any:
@@ -106,22 +119,37 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if origin in (typing.Union, types.UnionType):
         return _convert_union(args, value, where)
     if origin is typing.Literal:
-        if value not in args:
-            raise UserError(f"{where} must be one of {', '.join(map(str, args))}, not {value!r}")
+        if not any(value == option and type(value) is type(option) for option in args):
+            raise UserError(f"{where} must be one of {', '.join(map(str, args))}, not {shown(value)}")
         return value
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         if isinstance(value, hint):
             return value
         if not isinstance(value, Mapping):
-            raise UserError(f"{where} must be a mapping of settings, not {value!r}")
+            raise UserError(f"{where} must be a mapping of settings, not {shown(value)}")
         return build(hint, value, f"{where}.")
+    if typing.is_typeddict(hint):
+        return _convert_typed_dict(hint, value, where)
     if origin in (tuple, list):
         return _convert_sequence(origin, args, value, where)
     if origin is dict:
         if not isinstance(value, Mapping):
-            raise UserError(f"{where} must be a mapping, not {value!r}")
-        return {key: _convert(args[1], item, f"{where}.{key}") for key, item in value.items()}
+            raise UserError(f"{where} must be a mapping, not {shown(value)}")
+        return {
+            _convert(args[0], key, f"a key of {where}"): _convert(args[1], item, f"{where}.{key}")
+            for key, item in value.items()
+        }
     return _convert_scalar(hint, value, where)
+
+
+def _convert_typed_dict(hint: Any, value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise UserError(f"{where} must be a mapping, not {shown(value)}")
+    missing = sorted(key for key in hint.__required_keys__ if key not in value)
+    if missing:
+        raise UserError(f"{where} lacks {', '.join(missing)}")
+    hints = typing.get_type_hints(hint)
+    return {key: _convert(hints.get(key, Any), item, f"{where}.{key}") for key, item in value.items()}
 
 
 def _convert_union(args: tuple[Any, ...], value: Any, where: str) -> Any:
@@ -140,7 +168,7 @@ def _convert_union(args: tuple[Any, ...], value: Any, where: str) -> Any:
 
 def _convert_sequence(origin: type, args: tuple[Any, ...], value: Any, where: str) -> Any:
     if isinstance(value, str) or not isinstance(value, Iterable):
-        raise UserError(f"{where} must be a list, not {value!r}")
+        raise UserError(f"{where} must be a list, not {shown(value)}")
     items = list(value)
     if origin is tuple and args and args[-1] is not Ellipsis:
         if len(items) != len(args):
@@ -153,15 +181,13 @@ def _convert_sequence(origin: type, args: tuple[Any, ...], value: Any, where: st
 
 def _convert_scalar(hint: Any, value: Any, where: str) -> Any:
     if hint is float and isinstance(value, int | float | str) and not isinstance(value, bool):
-        try:
+        with contextlib.suppress(ValueError, OverflowError):
             return float(value)  # YAML reads 6e-5 as text
-        except ValueError:
-            pass
     elif hint is Path and isinstance(value, str | Path):
         return Path(value)
     elif isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
         return value
-    raise UserError(f"{where} must be {_PLAIN_NAMES.get(hint, hint)}, not {value!r}")
+    raise UserError(f"{where} must be {_PLAIN_NAMES.get(hint, hint)}, not {shown(value)}")
 
 
 _PLAIN_NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false", Path: "a path"}

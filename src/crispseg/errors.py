@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+_LONGEST_NAME = 200
+
 
 class UserError(Exception):
     """What was wrong, where, and what to do, in words meant for the user."""
@@ -12,6 +14,8 @@ class UserError(Exception):
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint such as `; did you mean 'tree'?`, or an empty string when nothing is close."""
+    if len(name) > _LONGEST_NAME:  # comparing takes time that grows with the square of the length
+        return ""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"; did you mean {close[0]!r}?" if close else ""
 
@@ -19,5 +23,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     """The error for a name that is not one of `known`, with the nearest one suggested."""
     known = list(known)
+    name = name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]} ..."
     hint = nearest(name, known) or f"; known: {', '.join(known)}"
     return UserError(f"unknown {kind} {name!r}{hint}")

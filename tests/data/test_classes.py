@@ -69,5 +69,5 @@ def test_files_that_are_no_tables(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="must list classes"):
         read_class_table(tmp_path / "a.yaml")
     (tmp_path / "b.yaml").write_text("a: [")
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError, match="is not valid YAML"):
         read_class_table(tmp_path / "b.yaml")

@@ -106,7 +106,7 @@ def test_the_number_of_threads_is_restored():
 
 
 def test_scarce_memory_means_fewer_tiles_side_by_side(monkeypatch):
-    from crispseg.predict import memory
+    from crispseg import memory
 
     monkeypatch.setattr(memory, "resident", lambda: 1000)
     monkeypatch.setattr(memory, "peak", lambda: 3000)

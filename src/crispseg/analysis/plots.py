@@ -71,7 +71,7 @@ def _changes(panel: Any, analysis: Analysis) -> None:
 def _blocks(analysis: Analysis, place: str) -> list[str]:
     """The blocks of all variants; models may differ in depth."""
     names = [name for variant in analysis.variants.values() for name in getattr(variant.spectrum, place, {})]
-    return sorted(dict.fromkeys(names), key=lambda name: [int(word) for word in name.split() if word.isdigit()])
+    return sorted(dict.fromkeys(names), key=lambda name: [int(word) for word in name.split() if word.isdecimal()])
 
 
 def _curve(panel: Any, x: list[int], values: list[NDArray[np.float64]], number: int, label: str) -> None:

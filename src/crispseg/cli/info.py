@@ -55,7 +55,7 @@ def _describe_model(args: argparse.Namespace) -> int:
 
     if min(args.size) < 1 or len(args.size) > 2:
         raise UserError("--size takes one side or a height and a width, in pixels")
-    if args.classes is not None and not args.classes.isdigit():
+    if args.classes is not None and not args.classes.isdecimal():
         raise UserError(f"--classes of a model is a number, not {args.classes!r}")
     classes = None if args.classes is None else int(args.classes)
     if is_saved(args.what):

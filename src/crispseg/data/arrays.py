@@ -80,8 +80,8 @@ class Arrays:
     def _decode(self, record: Record) -> tuple[Array, Mask]:
         image, mask = self._folder.read_image(record), self._folder.read_mask(record, self._labels)
         if image.dtype.kind == "f":
-            missing = np.isnan(image).any(axis=-1)  # nodata of float tifs: nothing to learn there
-            image, mask = np.nan_to_num(image), np.where(missing, np.uint8(IGNORE), mask)
+            missing = ~np.isfinite(image).all(axis=-1)  # nodata of float tifs: nothing to learn there
+            image, mask = np.nan_to_num(image, posinf=0.0, neginf=0.0), np.where(missing, np.uint8(IGNORE), mask)
         return image, mask
 
     def _stamp(self, record: Record) -> str:

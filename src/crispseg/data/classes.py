@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from crispseg.config import shown
 from crispseg.errors import UserError
+from crispseg.reading import read_csv, read_json, read_yaml_file
 
 Colour = tuple[int, int, int]
 
 IGNORE = 255
+_LARGEST_ID = 2**53  # beyond it a float mask has no whole numbers of its own
 MAX_CLASSES = 255  # ids 0..254; 255 is taken
 
 # Shown for classes that come without a colour.
@@ -130,13 +131,18 @@ def _whole(value: Any, spot: str) -> int | None:
     if value is None or str(value).strip() == "":
         return None
     try:
-        return int(value)
-    except (TypeError, ValueError):
-        raise UserError(f"{spot}: {value!r} is not a whole number") from None
+        number = int(value)
+    except (TypeError, ValueError, OverflowError):
+        raise UserError(f"{spot}: {shown(value)} is not a whole number") from None
+    if abs(number) > _LARGEST_ID:
+        raise UserError(f"{spot}: {shown(value)} is no value that a mask can hold")
+    return number
 
 
 def _colour(row: Mapping[str, Any], spot: str) -> Colour | None:
     listed = row.get("colour", row.get("color"))
+    if listed is not None and not isinstance(listed, list | tuple):
+        raise UserError(f"{spot}: a colour is three numbers from 0 to 255, not {shown(listed)}")
     parts = [_whole(v, spot) for v in (listed if listed is not None else [row.get(c) for c in "rgb"])]
     if all(part is None for part in parts):
         return None
@@ -148,27 +154,13 @@ def _colour(row: Mapping[str, Any], spot: str) -> Colour | None:
 def read_class_table(path: str | Path) -> ClassTable:
     """The table in a classes.csv, classes.yaml or dataset.json."""
     path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise UserError(f"no class table {path}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read the class table {path}: {error}") from error
-    if path.suffix.lower() == ".csv":
-        rows: Any = list(csv.DictReader(text.splitlines(), skipinitialspace=True))
+    kind = path.suffix.lower()
+    if kind == ".csv":
+        rows: Any = read_csv(path, (), "class table")
     else:
-        rows = _parse(path, text)
+        rows = read_json(path, "class table") if kind == ".json" else read_yaml_file(path, "class table")
     if isinstance(rows, Mapping):
         rows = rows.get("classes")
     if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
         raise UserError(f"{path} must list classes, each with a name and an id or a colour")
     return table_from_rows(rows, str(path))
-
-
-def _parse(path: Path, text: str) -> Any:
-    import yaml
-
-    try:
-        return json.loads(text) if path.suffix.lower() == ".json" else yaml.safe_load(text)
-    except (ValueError, yaml.YAMLError) as error:
-        raise UserError(f"{path} cannot be read: {' '.join(str(error).split())}") from error

@@ -9,20 +9,20 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from crispseg.data.classes import IGNORE, ClassTable
 from crispseg.data.images import SUFFIXES, Array, read_header, read_image, read_mask
 from crispseg.data.labels import Mask, encode
-from crispseg.data.manifest import FOLDERS, Statistics, band_sums, read_manifest, statistics_of
+from crispseg.data.manifest import FOLDERS, Manifest, Statistics, band_sums, read_manifest, statistics_of
 from crispseg.data.protocol import SPLITS, Labels, Protocol, get_protocol, own_protocol
 from crispseg.data.split import VAL_SHARE, Window, blocked_split, check_split, read_split, strip_split
 from crispseg.data.tables import Classes, find_table
 from crispseg.errors import UserError, unknown
+from crispseg.reading import list_folder
 
 Split = Mapping[str, str] | str | Path
 
@@ -49,11 +49,11 @@ class Folder:
         protocol: Protocol,
         splits: Mapping[str, tuple[Record, ...]],
         bands: tuple[int, str],
-        sums: Mapping[str, list[list[float]]] | None = None,
+        sums: Mapping[str, Sequence[Sequence[float]]] | None = None,
     ) -> None:
         self.root, self.table, self.protocol, self.splits = root, table, protocol, splits
         self.bands, self.dtype = bands
-        self._sums = dict(sums or {})
+        self._sums: dict[str, Sequence[Sequence[float]]] = dict(sums or {})
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{split} {len(records)}" for split, records in self.splits.items() if records)
@@ -112,6 +112,11 @@ class Folder:
         for record in self.records(split):
             if record.name not in self._sums:
                 self._sums[record.name] = band_sums(self.read_image(record))
+            if len(self._sums[record.name]) != self.bands:
+                raise UserError(
+                    f"dataset.json notes {len(self._sums[record.name])} bands of {record.name}, but the images of "
+                    f"{self.root} have {self.bands}; prepare the folder again"
+                )
             totals += np.array(self._sums[record.name])
         return statistics_of(totals)
 
@@ -191,7 +196,7 @@ def find_pairs(root: Path) -> Pairs:
 
 def _files(folder: Path) -> dict[str, Path]:
     found: dict[str, Path] = {}
-    for path in sorted(folder.iterdir()):
+    for path in list_folder(folder):
         if path.suffix.lower() in SUFFIXES and not path.name.startswith("."):
             if path.stem in found:
                 raise UserError(f"{folder} holds both {found[path.stem].name} and {path.name}; keep one of them")
@@ -200,10 +205,10 @@ def _files(folder: Path) -> dict[str, Path]:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    return [(int(word), "") if word.isdigit() else (-1, word) for word in re.split(r"(\d+)", name)]
+    return [(int(word), "") if word.isdecimal() else (-1, word) for word in re.split(r"(\d+)", name)]
 
 
-def _records(files: Pairs, manifest: dict[str, Any]) -> list[Record]:
+def _records(files: Pairs, manifest: Manifest) -> list[Record]:
     sizes = {entry["name"]: (entry["height"], entry["width"]) for entry in manifest.get("images", [])}
     records = []
     for name, image in files.images.items():

@@ -6,16 +6,20 @@ imported, so that machines without it still read everyday files.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from crispseg import memory
 from crispseg.errors import UserError
+from crispseg.reading import DAMAGE, reason, require_file
 
 Array = NDArray[Any]
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff")
@@ -47,10 +51,18 @@ def read_header(source: Path | bytes, name: str | None = None) -> Header:
     _refuse_cut(source, name)
     if _needs_rasterio(source, name):
         with _rasterio(source, name) as file:
-            return Header(file.width, file.height, file.count, str(np.result_type(*file.dtypes)))
-    with _pillow(source, name) as picture:
-        bands, dtype = _MODES.get(picture.mode, (len(picture.getbands()), "uint8"))
-        return Header(picture.width, picture.height, bands, dtype)
+            return _raster_header(file)
+    with _explaining(name), _pillow(source, name) as picture:
+        return _picture_header(picture)
+
+
+def _raster_header(file: Any) -> Header:
+    return Header(file.width, file.height, file.count, str(np.result_type(*file.dtypes)))
+
+
+def _picture_header(picture: Any) -> Header:
+    bands, dtype = _MODES.get(picture.mode, (len(picture.getbands()), "uint8"))
+    return Header(picture.width, picture.height, bands, dtype)
 
 
 # What numpy makes of pillow's modes, where it is not one uint8 per band; palette pictures count as RGB.
@@ -67,47 +79,79 @@ def _read(source: Path | bytes, name: str, palette_as_ids: bool) -> Array:
     _refuse_cut(source, name)
     if _needs_rasterio(source, name):
         with _rasterio(source, name) as file:
-            try:
-                bands: Array = file.read()  # (bands, H, W)
-            except OSError as error:
-                raise _unreadable(name, error) from error
+            _refuse_large(_raster_header(file), name)
+            bands: Array = file.read()  # (bands, H, W)
             return np.ascontiguousarray(np.moveaxis(bands, 0, -1))
-    with _pillow(source, name) as picture:
-        try:
-            if picture.mode in ("P", "PA") and not palette_as_ids:
-                picture = picture.convert("RGB")
-            elif picture.mode in ("1", "CMYK", "YCbCr", "LAB", "HSV"):
-                picture = picture.convert("L" if picture.mode == "1" else "RGB")
-            return np.asarray(picture)
-        except (OSError, SyntaxError, ValueError) as error:
-            raise _unreadable(name, error) from error
+    with _explaining(name), _pillow(source, name) as picture:
+        _refuse_large(_picture_header(picture), name)
+        if picture.mode in ("P", "PA") and not palette_as_ids:
+            picture = picture.convert("RGB")
+        elif picture.mode in ("1", "CMYK", "YCbCr", "LAB", "HSV"):
+            picture = picture.convert("L" if picture.mode == "1" else "RGB")
+        array = np.asarray(picture)
+        if array.ndim not in (2, 3):
+            raise UserError(f"{name} cannot be read as an image: pillow makes {picture.mode} pixels of it")
+        return array
+
+
+def _refuse_large(header: Header, name: str) -> None:
+    """A few bytes can claim any size; what would not fit is refused before it is made."""
+    size = header.width * header.height * header.bands * np.dtype(header.dtype).itemsize
+    if size > _SMALL and _COPIES * size > memory.free():
+        raise UserError(
+            f"{name} is {header.width} x {header.height} px: decoding it takes {_COPIES * size / 2**30:.1f} GiB, and "
+            f"{memory.free() / 2**30:.1f} are free; cut it into tiles"
+        )
+
+
+_SMALL = 64 << 20  # bytes that are not worth asking the system about
+_COPIES = 2.5  # pillow's own pixels (four bytes for three), the array, and what is made of it
 
 
 def _pillow(source: Path | bytes, name: str) -> Any:
-    from PIL import Image
+    """By its first bytes, and past `Image.open`: that refuses what is larger than a picture on a web page, unless its
+    guard is off for the whole process; and it tries formats that run other programs."""
+    from PIL.JpegImagePlugin import JpegImageFile
+    from PIL.PngImagePlugin import PngImageFile
+    from PIL.TiffImagePlugin import TiffImageFile
 
-    Image.MAX_IMAGE_PIXELS = None  # orthophotos are larger than pillow's guard against hostile web uploads
-    try:
-        return Image.open(io.BytesIO(source) if isinstance(source, bytes) else source)
-    except (OSError, SyntaxError, ValueError) as error:
-        raise _unreadable(name, error) from error
+    start = _start(source, name)
+    kinds: dict[bytes, Any] = {_PNG: PngImageFile, _JPG: JpegImageFile, **dict.fromkeys(_TIFF, TiffImageFile)}
+    kind = next((kind for magic, kind in kinds.items() if start.startswith(magic)), None)
+    if kind is None:
+        raise UserError(f"{name} cannot be read as an image: it is neither png, jpg nor tif")
+    with _explaining(name), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # pillow warns of a broken directory, then fails
+        return kind(io.BytesIO(source) if isinstance(source, bytes) else source)
 
 
-def _rasterio(source: Path | bytes, name: str) -> Any:
+@contextlib.contextmanager
+def _rasterio(source: Path | bytes, name: str) -> Iterator[Any]:
     try:
         import rasterio
+        from rasterio._err import CPLE_BaseError
     except ImportError:
         raise UserError(f"{name} needs rasterio: install it, or save the file as 8-bit png") from None
+    with _explaining(name, rasterio.errors.RasterioError, CPLE_BaseError), warnings.catch_warnings():
+        warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
+        opened = io.BytesIO(source) if isinstance(source, bytes) else source
+        driver = "PNG" if _start(source, name).startswith(_PNG) else "GTiff"  # no other may look at it
+        with rasterio.open(opened, driver=driver) as file:
+            yield file
+
+
+@contextlib.contextmanager
+def _explaining(name: str, *also: type[Exception]) -> Iterator[None]:
+    """Whatever pillow (and `also` GDAL) raises on a damaged file becomes one sentence."""
+    damage: tuple[type[Exception], ...] = (*DAMAGE, *also)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
-            return rasterio.open(io.BytesIO(source) if isinstance(source, bytes) else source)
-    except OSError as error:
+        yield
+    except damage as error:
         raise _unreadable(name, error) from error
 
 
 def _unreadable(name: str, error: Exception) -> UserError:
-    return UserError(f"{name} cannot be read as an image: {' '.join(str(error).split()) or type(error).__name__}")
+    return UserError(f"{name} cannot be read as an image: {reason(error)}")
 
 
 def _needs_rasterio(source: Path | bytes, name: str) -> bool:
@@ -118,12 +162,13 @@ def _needs_rasterio(source: Path | bytes, name: str) -> bool:
     if start[:4] not in _TIFF:
         return False
     try:
-        with _pillow(source, name) as picture:
+        with _explaining(name), _pillow(source, name) as picture:
             return (picture.mode, picture.tag_v2.get(_SAMPLES, 1)) not in _PLAIN_TIFS
     except UserError:
         return True
 
 
+_JPG = b"\xff\xd8\xff"
 _PNG = b"\x89PNG\r\n\x1a\n"
 _PLAIN_TIFS = {("1", 1), ("L", 1), ("P", 1), ("I;16", 1), ("F", 1), ("RGB", 3), ("RGBX", 4), ("RGBA", 4)}
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
@@ -132,10 +177,12 @@ _SAMPLES, _STRIPS, _STRIP_BYTES, _TILES, _TILE_BYTES = 277, 273, 279, 324, 325  
 
 def _start(source: Path | bytes, name: str, count: int = 26) -> bytes:
     """Enough of the file to tell its kind."""
+    if not isinstance(source, bytes):
+        require_file(source, "image")
     try:
         data = source[:count] if isinstance(source, bytes) else _bytes_at(source, 0, count)
     except OSError as error:
-        raise UserError(f"cannot read {name}: {error.strerror}") from error
+        raise UserError(f"cannot read {name}: {reason(error)}") from error
     if len(data) < count:
         raise UserError(f"{name} cannot be read as an image: it has only {len(data)} bytes")
     return data
@@ -163,14 +210,12 @@ def _refuse_cut(source: Path | bytes, name: str) -> None:
 
 
 def _tif_end(source: Path | bytes, name: str) -> int:
-    """Where the last strip or tile of pixels ends."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # pillow warns of a broken directory, then fails
-        try:
-            with _pillow(source, name) as picture:
-                tags = picture.tag_v2
-                starts = tags.get(_STRIPS) or tags.get(_TILES) or (0,)
-                lengths = tags.get(_STRIP_BYTES) or tags.get(_TILE_BYTES) or (0,)
-        except UserError:
-            return 0  # a kind pillow does not know; rasterio will tell
-    return max(a + b for a, b in zip(starts, lengths, strict=False))
+    """Where the last strip or tile of pixels ends; 0 where the file does not say."""
+    try:
+        with _explaining(name), _pillow(source, name) as picture:
+            tags = picture.tag_v2
+            starts = tags.get(_STRIPS) or tags.get(_TILES) or (0,)
+            lengths = tags.get(_STRIP_BYTES) or tags.get(_TILE_BYTES) or (0,)
+            return int(max(a + b for a, b in zip(starts, lengths, strict=False)))
+    except UserError:
+        return 0  # a kind pillow does not know; rasterio will tell

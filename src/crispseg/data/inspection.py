@@ -123,7 +123,10 @@ def inspect(root: str | Path, classes: Classes | None = None, thumbnails: int = 
         if name in shown:
             report.thumbnails.append((name, *_thumbnails(image, mask, report.table)))
     if len(totals) == 1:
-        report.statistics = statistics_of(next(iter(totals.values())))
+        try:
+            report.statistics = statistics_of(next(iter(totals.values())))
+        except UserError as error:
+            report.problems.append(str(error))
     if len(report.kinds) > 1:
         report.problems.append(f"images differ in bands or type: {', '.join(report.kinds)}")
     return report

@@ -45,8 +45,7 @@ def encode(
 
 
 def _encode_values(array: NDArray[Any], table: ClassTable, where: str, unknown: Unknown) -> tuple[Mask, int]:
-    if array.dtype.kind == "f" and not (array == np.rint(array)).all():
-        raise UserError(f"{where} holds fractions; an index mask holds whole class ids")
+    check_whole(array, where)
     found = {int(v): int(n) for v, n in zip(*np.unique(array, return_counts=True), strict=True)}
     meaning = {value: index for index, value in enumerate(table.file_values)}
     meaning.update({value: IGNORE for value in table.ignored_values if value not in meaning})
@@ -63,6 +62,16 @@ def _encode_values(array: NDArray[Any], table: ClassTable, where: str, unknown: 
         if meaning.get(value, IGNORE) != IGNORE:
             result[array == value] = meaning[value]
     return result, sum(strangers.values())
+
+
+def check_whole(array: NDArray[Any], where: str) -> None:
+    """Refuse an index mask of anything but whole numbers."""
+    if array.dtype.kind not in "fiub":
+        raise UserError(f"{where} holds pixels of type {array.dtype}; an index mask holds whole class ids")
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise UserError(f"{where} holds NaN or infinity; an index mask holds whole class ids")
+    if array.dtype.kind == "f" and not (array == np.rint(array)).all():
+        raise UserError(f"{where} holds fractions; an index mask holds whole class ids")
 
 
 def _listed(values: tuple[int, ...]) -> str:

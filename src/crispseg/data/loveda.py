@@ -55,7 +55,7 @@ _CONVERTED = ClassTable(known.LOVEDA.names, ignored_values=(7, IGNORE))
 
 def _in_number_order(item: Item) -> tuple[str, int, str]:
     place, _, number = item.name.rpartition("_")
-    return (place, int(number) if number.isdigit() else -1, number)
+    return (place, int(number) if number.isdecimal() else -1, number)
 
 
 def _check_counts(plan: Plan, counts: Counter[str]) -> None:

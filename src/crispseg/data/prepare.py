@@ -16,16 +16,18 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
+from crispseg import config as configs
 from crispseg.data import known
 from crispseg.data.classes import IGNORE, ClassTable
 from crispseg.data.images import Array, Header, read_header, read_image, read_mask
 from crispseg.data.labels import LabelError, Mask, Unknown, encode, histogram
-from crispseg.data.manifest import FOLDERS, MANIFEST, band_sums, read_manifest
+from crispseg.data.manifest import FOLDERS, MANIFEST, FileFacts, ImageEntry, band_sums, check_entry, read_manifest
 from crispseg.data.plan import Item, Plan, Wanted
 from crispseg.data.protocol import SPLITS, Protocol, get_protocol, list_protocols
 from crispseg.data.sources import Entry, scan
 from crispseg.errors import UserError, unknown
 from crispseg.files import replacing, write_json, write_text
+from crispseg.reading import LARGEST_JSON, parse_json, read_text
 
 DATASETS = ("potsdam", "vaihingen", "loveda")
 _JOURNAL = ".prepare.jsonl"
@@ -217,26 +219,33 @@ class _Journal:
 
     def __init__(self, out: Path, dataset: str, layout: str) -> None:
         self._out, self._path, self._kind = out, out / _JOURNAL, f"{dataset} in the {layout} layout"
-        self.entries: dict[str, dict[str, Any]] = {}
+        self.entries: dict[str, ImageEntry] = {}
         manifest = read_manifest(out)
         if manifest:
             self._refuse_other(f"{manifest.get('dataset')} in the {manifest.get('layout')} layout")
-            self.entries = {entry["name"]: entry for entry in manifest["images"]}
-        for entry in self._lines():
-            if "kind" in entry:
-                self._refuse_other(entry["kind"])
+            for listed in manifest.get("images", []):
+                self._take(listed)
+        for line in self._lines():
+            if isinstance(line, dict) and "kind" in line:
+                self._refuse_other(str(line["kind"]))
             else:
-                self.entries[entry["name"]] = entry
+                self._take(line)
+
+    def _take(self, line: Any) -> None:
+        with contextlib.suppress(UserError):  # damaged: its image is made again
+            entry: ImageEntry = configs.checked(ImageEntry, line, "a line")
+            check_entry(entry)
+            self.entries[entry["name"]] = entry
 
     def _refuse_other(self, kind: str) -> None:
         if kind != self._kind:
             raise UserError(f"{self._out} already holds {kind}, this is {self._kind}; choose another --out")
 
-    def _lines(self) -> Iterator[dict[str, Any]]:
+    def _lines(self) -> Iterator[Any]:
         if self._path.exists():
-            for line in self._path.read_text(encoding="utf-8").splitlines():
-                with contextlib.suppress(ValueError):  # the line being written when the run was killed
-                    yield json.loads(line)
+            for line in read_text(self._path, LARGEST_JSON, "journal").splitlines():
+                with contextlib.suppress(UserError):  # the line being written when the run was killed
+                    yield parse_json(line, str(self._path))
 
     def finished(self, name: str, signature: str) -> bool:
         entry = self.entries.get(name)
@@ -245,7 +254,7 @@ class _Journal:
         return all(_matches(self._out / path, facts) for path, facts in entry["files"].items())
 
     def add(self, name: str, signature: str, entry: dict[str, Any]) -> None:
-        self.entries[name] = {"signature": signature, **entry}
+        self.entries[name] = cast(ImageEntry, {"signature": signature, **entry})
         new = not self._path.exists()
         with self._path.open("a", encoding="utf-8") as file:
             if new:
@@ -256,7 +265,7 @@ class _Journal:
         self._path.unlink(missing_ok=True)
 
 
-def _matches(path: Path, facts: dict[str, Any]) -> bool:
+def _matches(path: Path, facts: FileFacts) -> bool:
     try:
         if path.stat().st_size != facts["bytes"]:
             return False
@@ -294,7 +303,7 @@ def _finish(plan: Plan, out: Path, choices: Choices, journal: _Journal) -> dict[
     return manifest
 
 
-def _usable(protocol: Protocol, entries: list[dict[str, Any]]) -> bool:
+def _usable(protocol: Protocol, entries: list[ImageEntry]) -> bool:
     """Whether every tile of the protocol is there with the labels it wants."""
     for split in SPLITS:
         variant = protocol.labels(split)
@@ -305,7 +314,7 @@ def _usable(protocol: Protocol, entries: list[dict[str, Any]]) -> bool:
     return True
 
 
-def _total(entries: list[dict[str, Any]], variant: str, classes: int) -> list[int]:
+def _total(entries: list[ImageEntry], variant: str, classes: int) -> list[int]:
     counts = [entry["labels"][variant]["histogram"] for entry in entries if variant in entry["labels"]]
     return [sum(column) for column in zip(*counts, strict=True)] or [0] * classes
 

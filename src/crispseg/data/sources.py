@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import lzma
 import os
+import struct
 import zipfile
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from crispseg import memory
 from crispseg.errors import UserError
+from crispseg.reading import DAMAGE, reason, require_file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,33 +50,56 @@ def scan(source: str | Path) -> Scan:
     """Everything under `source`, which may itself be a zip; broken archives are problems, not exceptions."""
     source = Path(source)
     found = Scan()
-    if source.is_file() and zipfile.is_zipfile(source):
-        _scan_zip(source, PurePosixPath(source.name), found)
-    elif source.is_dir():
-        for folder, folders, names in os.walk(source, followlinks=True):
-            folders.sort()
-            for name in sorted(names):
-                path = Path(folder, name)
+    try:
+        if source.is_dir():
+            for path in _walk(source, found):
                 _scan_file(path, PurePosixPath(path.relative_to(source).as_posix()), found)
-    else:
-        raise UserError(f"{source} is neither a folder nor a zip archive; give --source the folder of the archives")
-    return found
+            return found
+        if source.is_file() and zipfile.is_zipfile(source):
+            _scan_zip(source, PurePosixPath(source.name), found)
+            return found
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {source}: {reason(error)}") from error
+    raise UserError(f"{source} is neither a folder nor a zip archive; give --source the folder of the archives")
+
+
+def _walk(source: Path, found: Scan) -> Iterator[Path]:
+    """Files in order, through links to folders too; each folder once, however links lead around in circles."""
+    seen: set[str] = set()
+
+    def unreadable(error: OSError) -> None:
+        found.problems.append(f"the folder {error.filename} cannot be read ({reason(error)})")
+
+    for folder, folders, names in os.walk(source, followlinks=True, onerror=unreadable):
+        place = os.path.realpath(folder)
+        if place in seen:
+            folders.clear()
+            continue
+        seen.add(place)
+        folders.sort()
+        yield from (Path(folder, name) for name in sorted(names))
 
 
 def _scan_file(path: Path, below: PurePosixPath, found: Scan) -> None:
     if path.name.startswith("."):
         return
+    try:
+        size = require_file(path).st_size
+    except UserError as error:
+        links = " (a link that leads nowhere)" if path.is_symlink() else ""
+        found.problems.append(f"{below} cannot be read{links}: {error}")
+        return
     if path.suffix.lower() == ".zip":
         _scan_zip(path, below, found)
     else:
-        found.entries.append(Entry(below, path.stat().st_size, path))
+        found.entries.append(Entry(below, size, path))
 
 
 def _scan_zip(file: Path | _Slice, below: PurePosixPath, found: Scan) -> None:
     try:
         archive = zipfile.ZipFile(file)
-    except (OSError, zipfile.BadZipFile) as error:
-        found.problems.append(f"{below} is not a readable zip archive ({error}); download it again")
+    except _BROKEN as error:
+        found.problems.append(f"{below} is not a readable zip archive ({reason(error)}); download it again")
         return
     for member in archive.infolist():
         path = below / member.filename
@@ -87,12 +115,22 @@ def _scan_zip(file: Path | _Slice, below: PurePosixPath, found: Scan) -> None:
 
 def _reader(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: PurePosixPath) -> Callable[[], bytes]:
     def read() -> bytes:
+        if member.file_size > memory.free() / 2:
+            raise UserError(
+                f"{path} takes {member.file_size / 2**30:.1f} GiB when taken out of its archive, and "
+                f"{memory.free() / 2**30:.1f} are free; unzip the archive first"
+            )
         try:
             return archive.read(member)
-        except (zipfile.BadZipFile, OSError, RuntimeError, NotImplementedError, EOFError) as error:
-            raise UserError(f"{path} cannot be taken out of its archive ({error}); download it again") from error
+        except _BROKEN as error:
+            raise UserError(
+                f"{path} cannot be taken out of its archive ({reason(error)}); download it again"
+            ) from error
 
     return read
+
+
+_BROKEN = (*DAMAGE, zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error)
 
 
 def _data_offset(file: Path, member: zipfile.ZipInfo) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import itertools
 import re
@@ -10,8 +9,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from crispseg.config import shown
 from crispseg.data.protocol import SPLITS
 from crispseg.errors import UserError, unknown
+from crispseg.reading import read_csv
 
 UNUSED = "unused"
 VAL_SHARE = 0.25
@@ -111,20 +112,13 @@ def strip_split(
 def read_split(path: str | Path, names: Iterable[str]) -> dict[str, str]:
     """A split.csv with the columns name and split (train, val, test or unused); every image must be in it."""
     path, known_names = Path(path), set(names)
-    try:
-        rows = list(csv.DictReader(path.read_text(encoding="utf-8-sig").splitlines(), skipinitialspace=True))
-    except FileNotFoundError:
-        raise UserError(f"no split file {path}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path}: {error}") from error
-    if rows and not {"name", "split"} <= set(rows[0]):
-        raise UserError(f"{path} must have a first line `name,split`")
+    rows = read_csv(path, ("name", "split"), "split file")
     split: dict[str, str] = {}
     for number, row in enumerate(rows, 2):
         name, kind = str(row["name"]).strip(), str(row["split"]).strip().lower()
         name = name if name in known_names else Path(name).stem
         if name not in known_names:
-            raise UserError(f"{path}, line {number}: there is no image {row['name']!r} in images/")
+            raise UserError(f"{path}, line {number}: there is no image {shown(row['name'])} in images/")
         split[name] = kind
     return check_split(split, known_names, str(path))
 

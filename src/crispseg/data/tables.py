@@ -11,7 +11,7 @@ import numpy as np
 from crispseg.data import known
 from crispseg.data.classes import IGNORE, MAX_CLASSES, ClassTable, read_class_table, table_from_rows
 from crispseg.data.images import read_mask
-from crispseg.data.labels import pack, unpack
+from crispseg.data.labels import check_whole, pack, unpack
 from crispseg.data.manifest import MANIFEST, read_manifest
 from crispseg.errors import UserError
 
@@ -43,6 +43,7 @@ def infer_table(root: Path, masks: Sequence[Path]) -> ClassTable:
         array = read_mask(path)
         if array.ndim == 3:
             raise _ask_for_colours(root, masks)
+        check_whole(array, str(path))
         values.update(int(value) for value in np.unique(array))
     if values <= {0, IGNORE}:
         raise UserError(

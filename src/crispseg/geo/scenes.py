@@ -111,7 +111,7 @@ def choose_bands(path: str, names: list[str], model: SegmentationModel, wanted: 
 
 
 def _band_number(path: str, names: list[str], word: str) -> int:
-    if word.isdigit():
+    if word.isdecimal():
         if not 1 <= int(word) <= len(names):
             raise UserError(f"{path} has bands 1 to {len(names)}, not {word}")
         return int(word)

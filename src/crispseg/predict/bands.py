@@ -11,9 +11,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
+from crispseg import memory
 from crispseg.errors import UserError
 from crispseg.models.base import SegmentationModel
-from crispseg.predict import memory
 from crispseg.predict.blend import Blender
 from crispseg.predict.evaluate import Evaluator
 from crispseg.predict.plan import Plan

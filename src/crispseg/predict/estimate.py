@@ -7,10 +7,9 @@ import time
 
 import torch
 
-from crispseg import exact
+from crispseg import exact, memory
 from crispseg.geo.scenes import Scene, open_scene
 from crispseg.models.base import SegmentationModel
-from crispseg.predict import memory
 from crispseg.predict.bands import tiles_ahead
 from crispseg.predict.evaluate import Evaluator
 from crispseg.predict.plan import Plan, make_plan

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from crispseg import __version__, config
+from crispseg import __version__, config, memory
 from crispseg.errors import UserError
 from crispseg.files import write_json
 from crispseg.geo.maps import Legend, MapChoice, write_maps
@@ -19,7 +19,6 @@ from crispseg.geo.polygons import PolygonChoice, write_polygons
 from crispseg.geo.regions import MapRows, in_parts
 from crispseg.geo.scenes import Reading, Scene, open_scene
 from crispseg.models.base import SegmentationModel
-from crispseg.predict import memory
 from crispseg.predict.bands import Pace
 from crispseg.predict.engines import Engine
 from crispseg.predict.journal import MOVES, Journal, journal_folder

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from crispseg import memory
 from crispseg.errors import UserError
-from crispseg.predict import memory
 from crispseg.predict.evaluate import Evaluator
 from crispseg.predict.source import Pixels
 

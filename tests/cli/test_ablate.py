@@ -8,11 +8,13 @@ import sys
 import time
 
 import pytest
+import torch
 import yaml
 from PIL import Image
 
 from crispseg.cli import main
 from tests.train import tiny
+from tests.train.tiny import weights_of
 
 
 @pytest.fixture
@@ -63,6 +65,28 @@ def test_tables_share_runs_and_keep_only_results(places, capsys):
     assert main.main([*words, "--report"]) == 0
     assert "started" not in capsys.readouterr().out
     assert written == {name: (places / "out" / name).read_text() for name in written}
+
+
+def test_rows_that_share_batches_give_what_they_give_alone(places, capsys):
+    words = ablate(places, str(places / "dco.yaml"))
+    assert main.main(words) == 0
+    alone = json.loads((places / "out" / "results.json").read_text())["runs"]
+    (places / "out").rename(places / "alone")
+    assert main.main([*words, "--sharing", "2"]) == 0
+    together = json.loads((places / "out" / "results.json").read_text())["runs"]
+    assert len(list((places / "out" / "runs").glob("*.log"))) == 1
+    assert [run["result"]["last"] for run in together.values()] == [run["result"]["last"] for run in alone.values()]
+    for run in together:
+        theirs, ours = (weights_of(places / place / "runs" / run) for place in ("alone", "out"))
+        assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
+
+
+def test_a_row_that_fails_leaves_those_it_shares_batches_with(places, capsys):
+    write_table(places, "dim", good={}, bad={"dim": 15})
+    assert main.main([*ablate(places, str(places / "dim.yaml")), "--sharing", "2"]) == 1
+    said = capsys.readouterr()
+    assert "1 of 2 runs failed; dim: bad, squares, seed 0: " in said.err
+    assert "| good | 1 |" in said.out or "good, squares, seed 0: finished" in said.out
 
 
 def test_one_row_fails_and_is_mended(places, capsys):

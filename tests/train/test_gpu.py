@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_trains_and_resumes(folder, tmp_path, precision, monkeypatch):
     values = tiny.settings(folder, tmp_path / "run", device="cuda", precision=precision, workers=2, ema=0.9)
-    monkeypatch.setattr(loop.Trainer, "_asked_to_stop", lambda self: self.done == 7)
+    monkeypatch.setattr(loop.Trainer, "asked_to_stop", lambda self: self.done == 7)
     assert not loop.train(config_from(values)).finished
     monkeypatch.undo()
     assert loop.resume(tmp_path / "run").finished

@@ -78,7 +78,7 @@ def wait_for_step(out, step):
 
 
 def test_stopped_at_step_seven(folder, tmp_path, whole, monkeypatch):
-    monkeypatch.setattr(loop.Trainer, "_asked_to_stop", lambda self: self.done == 7)
+    monkeypatch.setattr(loop.Trainer, "asked_to_stop", lambda self: self.done == 7)
     first = loop.train(config_from(tiny.settings(folder, tmp_path / "run", **MORE)))
     assert not first.finished
     assert torch.load(tmp_path / "run" / "last.pt", weights_only=True)["step"] == 7
@@ -122,7 +122,7 @@ os.replace = replace
 
 def test_resumed_before_the_first_checkpoint(folder, tmp_path, whole, monkeypatch):
     out = tmp_path / "run"
-    monkeypatch.setattr(loop.Trainer, "_asked_to_stop", lambda self: self.done == 2)
+    monkeypatch.setattr(loop.Trainer, "asked_to_stop", lambda self: self.done == 2)
     loop.train(config_from(tiny.settings(folder, out, **MORE)))
     monkeypatch.undo()
     (out / "last.pt").unlink()
@@ -162,7 +162,7 @@ def test_a_finished_run_is_not_run_again(whole):
 def test_what_resume_refuses(folder, tmp_path, whole, monkeypatch):
     with pytest.raises(UserError, match="holds no run to resume"):
         loop.resume(tmp_path)
-    monkeypatch.setattr(loop.Trainer, "_asked_to_stop", lambda self: self.done == 2)
+    monkeypatch.setattr(loop.Trainer, "asked_to_stop", lambda self: self.done == 2)
     out = tmp_path / "run"
     loop.train(config_from(tiny.settings(folder, out)))
     with pytest.raises(UserError, match=r"keeps its config.*optimizer\.lr=1"):

@@ -22,6 +22,7 @@ from crispseg.ablate.plan import Run
 from crispseg.ablate.store import Store
 from crispseg.train.config import write_config
 from crispseg.train.log import METRICS
+from crispseg.train.loop import batch_settings
 from crispseg.train.run_folder import CONFIG, ENVIRONMENT, PROTOCOL, RESULT
 
 Say = Callable[[str], None]
@@ -44,11 +45,14 @@ class Worker:
             start_new_session=True,
         )
 
-    def train(self, words: Sequence[str], log: Path) -> bool:
-        """Whether the process is still there afterwards."""
+    def train(self, words: Sequence[str], log: Path, together: Sequence[Path] = ()) -> bool:
+        """Whether the process is still there afterwards. `together`: configs of runs that share their batches."""
         assert self.process.stdin is not None and self.process.stdout is not None
+        task: dict[str, Any] = {"words": list(words), "log": str(log)}
+        if together:
+            task["together"] = [str(path) for path in together]
         try:
-            print(json.dumps({"words": list(words), "log": str(log)}), file=self.process.stdin, flush=True)
+            print(json.dumps(task), file=self.process.stdin, flush=True)
         except BrokenPipeError:
             return False
         return bool(self.process.stdout.readline())
@@ -65,12 +69,22 @@ class Worker:
 
 
 class Runner:
-    """At most `together` at once. Asked to stop, its processes save and end; the same command goes on."""
+    """At most `together` at once. Asked to stop, its processes save and end; the same command goes on.
+
+    Up to `sharing` new runs that differ in nothing that makes a batch are one process's, which makes each batch once.
+    """
 
     def __init__(
-        self, store: Store, together: int, say: Say, keep_all: bool = True, minutes: float | None = None
+        self,
+        store: Store,
+        together: int,
+        say: Say,
+        keep_all: bool = True,
+        minutes: float | None = None,
+        sharing: int = 1,
     ) -> None:
         self.store, self.together, self.say, self.keep_all = store, together, say, keep_all
+        self.sharing = sharing
         self.last_start = float("inf") if minutes is None else time.monotonic() + 60 * minutes
         self._idle: list[Worker] = []
         self._busy: set[Worker] = set()
@@ -82,7 +96,8 @@ class Runner:
         before = signal.signal(signal.SIGTERM, _interrupt)
         pool = ThreadPoolExecutor(self.together)
         try:
-            return [problem for problem in pool.map(self._run_one, runs) if problem]
+            found = pool.map(self._run_group, self._groups(runs))
+            return [problem for problems in found for problem in problems]
         except KeyboardInterrupt:
             self._stop()
             raise
@@ -92,17 +107,39 @@ class Runner:
                 worker.end()
             signal.signal(signal.SIGTERM, before)
 
-    def _run_one(self, run: Run) -> str:
+    def _groups(self, runs: Sequence[Run]) -> list[list[Run]]:
+        """What a process trains at once, in the order of the runs; a run that was begun goes on by itself."""
+        groups: list[list[Run]] = []
+        open_groups: dict[str, list[Run]] = {}
+        for run in runs:
+            if self.store.find(run) is not None:
+                self.say(f"{run.title}: finished already")
+                self._tidy(run)
+                continue
+            key = repr(batch_settings(run.config))
+            if self.sharing > 1 and not _begun(run) and len(open_groups.get(key, [])) in range(1, self.sharing):
+                open_groups[key].append(run)
+                continue
+            groups.append([run])
+            if not _begun(run):
+                open_groups[key] = groups[-1]
+        return groups
+
+    def _run_group(self, runs: list[Run]) -> list[str]:
+        """What went wrong with any of them."""
         if self._stopping:
-            return ""
-        if self.store.find(run) is not None:
-            self.say(f"{run.title}: finished already")
-            self._tidy(run)
-            return ""
+            return []
         if time.monotonic() > self.last_start:
-            self.say(f"{run.title}: not started, the time is up")
-            return ""
-        self._train(run)
+            for run in runs:
+                self.say(f"{run.title}: not started, the time is up")
+            return []
+        self._train(runs)
+        if len(runs) > 1 and not self._stopping and not all(run.result_file.exists() for run in runs):
+            return [problem for run in runs for problem in self._run_group([run])]  # one's fault is not the others'
+        return [problem for run in runs if (problem := self._take(run, runs[0].log))]
+
+    def _take(self, run: Run, log: Path) -> str:
+        """Put the result away; what went wrong, where there is none."""
         if run.result_file.exists():
             miou = self.store.add(run)["last"]["mIoU"]
             self.say(f"{run.title}: finished, mIoU {100 * (miou or 0):.2f}")
@@ -110,18 +147,24 @@ class Runner:
             return ""
         if self._stopping:
             return ""
-        why = _last_line(run.log)
+        why = _last_line(log)
         self.store.fail(run, why)
-        return f"{run.title}: {why} (see {run.log})"
+        return f"{run.title}: {why} (see {log})"
 
-    def _train(self, run: Run) -> None:
-        begun = (run.folder / CONFIG).exists()
-        if not begun:
-            write_config(run.config, run.config_file)
-        words = ["--resume", str(run.folder)] if begun else [str(run.config_file)]
-        self.say(f"{run.title}: {'resumed' if begun else 'started'}, log {run.log}")
+    def _train(self, runs: list[Run]) -> None:
+        """The runs of a group; what all of them say goes to the first one's log."""
+        run, shared = runs[0], self._fair_share()
+        begun = _begun(run)
+        for one in runs:
+            if not begun:
+                write_config(one.config, one.config_file)
+            self.say(f"{one.title}: {'resumed' if begun else 'started'}, log {run.log}")
         worker = self._take_worker()
-        lives = worker.train([*words, *self._fair_share()], run.log)
+        if len(runs) > 1:
+            lives = worker.train(shared, run.log, [one.config_file for one in runs])
+        else:
+            words = ["--resume", str(run.folder)] if begun else [str(run.config_file)]
+            lives = worker.train([*words, *shared], run.log)
         with self._lock:
             self._busy.discard(worker)
             if lives:
@@ -165,6 +208,10 @@ class Runner:
             self._stopping = True
             for worker in self._busy:
                 worker.ask_to_stop()
+
+
+def _begun(run: Run) -> bool:
+    return (run.folder / CONFIG).exists()
 
 
 def _interrupt(number: int, frame: Any) -> None:

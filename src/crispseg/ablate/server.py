@@ -1,8 +1,9 @@
 """A process that trains one run after the other, as it is told on its standard input.
 
 A process of its own for every run would spend longer on starting torch and CUDA than on a short run's steps. Each
-line in is a JSON object, {"words": [...], "log": PATH}: the words of `crisp train`, and where to put what it says.
-Each line out is the exit status.
+line in is a JSON object, {"words": [...], "log": PATH}: the words of `crisp train`, and where to put what it says; or
+{"together": [CONFIG, ...], "words": [...], "log": PATH}: config files of runs that share their batches, and words for
+all of them. Each line out is the exit status.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 
 def serve() -> None:
@@ -21,15 +23,24 @@ def serve() -> None:
     for line in sys.stdin:
         task = json.loads(line)
         with _written_to(task["log"]):
-            status = _train(task["words"])
+            status = _guarded(lambda: _train(task))  # noqa: B023 - called before the next task
         print(status, file=replies, flush=True)
 
 
-def _train(words: list[str]) -> int:
+def _train(task: dict[str, Any]) -> int:
     from crispseg.cli.main import main
+    from crispseg.train.config import train_config
+    from crispseg.train.loop import train_together
 
+    if "together" not in task:
+        return main(["train", *task["words"]])
+    train_together([train_config(path, task["words"]) for path in task["together"]])
+    return 0
+
+
+def _guarded(train: Callable[[], int]) -> int:
     try:
-        return main(["train", *words])
+        return train()
     except SystemExit as end:
         return int(end.code or 0) if not isinstance(end.code, str) else 1
     except Exception as problem:  # a fault of one run is not the next one's; its last line is what the table shows

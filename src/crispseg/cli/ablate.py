@@ -34,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--data", "--config", required=True, nargs="+", action="extend", metavar="SET", help="configs or data folders")
     add("--seeds", type=int, nargs="+", default=[0], help="default: 0")
     add("--together", "--jobs", type=int, default=1, metavar="N", help="runs at a time on this machine")
+    add("--sharing", type=int, default=1, metavar="N", help="up to N rows of a set and seed share a process's batches")
     add("--size", help="nano, micro, tiny, small or base, where the table leaves it open")
     add("--out", type=Path, default=Path("runs/ablate"), help="default: %(default)s; tables there share their runs")
     add("--keep", choices=("all", "results"), default="all", help="results: finished runs keep no weights, no pictures")
@@ -50,8 +51,9 @@ def run(args: argparse.Namespace) -> None:
     from crispseg.ablate.table import read_table
     from crispseg.configs import find_table
 
-    if args.together < 1:
-        raise UserError(f"--together must be at least 1, not {args.together}")
+    for name in ("together", "sharing"):
+        if getattr(args, name) < 1:
+            raise UserError(f"--{name} must be at least 1, not {getattr(args, name)}")
     paths = [find_table(word) for word in args.words if "=" not in word]
     if not paths:
         raise UserError("no table: give the name of one (`crisp configs` lists them) or a file")
@@ -66,7 +68,8 @@ def run(args: argparse.Namespace) -> None:
     problems: list[str] = []
     try:
         if not args.report:
-            problems = Runner(store, args.together, _say, args.keep == "all", args.minutes).run(plan.runs)
+            runner = Runner(store, args.together, _say, args.keep == "all", args.minutes, args.sharing)
+            problems = runner.run(plan.runs)
             if not args.no_bench:
                 _measure(plan)
     finally:

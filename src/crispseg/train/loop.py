@@ -43,17 +43,56 @@ from crispseg.train.watch import FiniteWatch, StopRequest, without_signals
 
 def train(config: TrainConfig) -> Result:
     """Run a new training; `config.out` (or a new folder below runs/) will hold all it leaves."""
-    device = choose_device(config.device)
+    return train_together([config])[0]
+
+
+def train_together(wanted: Sequence[TrainConfig]) -> list[Result]:
+    """Run several new trainings side by side on the same batches, which are made once.
+
+    Each is what it would be alone. They must agree in all that makes a batch (see `batch_settings`).
+    """
+    device = choose_device(wanted[0].device)
     with join_processes(device) as processes, StopRequest().listening() as stop:
-        folder = open_data(config)
-        config = complete(config, folder, device)
-        trainer = Trainer(config, folder, processes, stop)
-        if processes.first:
-            assert config.model.name is not None
-            out = run_folder.new_run_folder(config.out, folder.protocol.dataset, config.model.name)
-            config = dataclasses.replace(config, out=str(out))
-            run_folder.describe_run(out, config, folder.protocol, processes)
-        return trainer.run(Path(str(processes.from_first(config.out))))
+        folder = open_data(wanted[0])
+        completed = [complete(config, folder, device) for config in wanted]
+        if len({repr(batch_settings(config)) for config in completed}) > 1:
+            raise UserError("trainings side by side need the same data, crops, seed, batch size and number of steps")
+        trainers = [Trainer(config, folder, processes, stop) for config in completed]
+        outs = [_new_run(config, folder, processes) for config in completed]
+        return run_trainers(trainers, outs)
+
+
+def batch_settings(config: TrainConfig) -> tuple[Any, ...]:
+    """What decides the batches of a training, and how many there are."""
+    making = config.data, config.augment, config.crop, config.batch_size, config.accumulate, config.seed
+    return *making, config.schedule.steps, config.schedule.epochs, config.device
+
+
+def _new_run(config: TrainConfig, folder: Folder, processes: Processes) -> Path:
+    if processes.first:
+        assert config.model.name is not None
+        out = run_folder.new_run_folder(config.out, folder.protocol.dataset, config.model.name)
+        config = dataclasses.replace(config, out=str(out))
+        run_folder.describe_run(out, config, folder.protocol, processes)
+    return Path(str(processes.from_first(config.out)))
+
+
+def run_trainers(trainers: Sequence[Trainer], outs: Sequence[Path]) -> list[Result]:
+    """Train until the end, or until somebody asks to stop. All take their batches from the first."""
+    try:
+        for trainer, out in zip(trainers, outs, strict=True):
+            trainer.begin(out, silent=len(trainers) > 1)
+        for parts in trainers[0].batches():
+            for trainer in trainers:
+                trainer.step(parts)
+            if trainers[0].asked_to_stop():
+                for trainer in trainers:
+                    trainer.save()
+                break
+        return [trainer.end() for trainer in trainers]
+    finally:
+        for trainer in trainers:
+            trainer.close()
 
 
 def resume(run: Path, words: Sequence[str] = ()) -> Result:
@@ -81,7 +120,7 @@ def resume(run: Path, words: Sequence[str] = ()) -> Result:
             remove_leftovers(run)
         if state is not None:
             trainer.load(state)
-        return trainer.run(run)
+        return run_trainers([trainer], [run])[0]
 
 
 class Trainer:
@@ -89,6 +128,8 @@ class Trainer:
 
     out: Path
     meter: Meter
+    progress: Progress
+    log: MetricsLog | None = None
 
     def __init__(self, config: TrainConfig, folder: Folder, processes: Processes, stop: StopRequest) -> None:
         assert config.schedule.steps and config.val_every and config.batch_size, "complete the config first"
@@ -116,32 +157,30 @@ class Trainer:
         self.best, self.seconds = dict(state["best"]), state["seconds"]
         self.meter_state = state["meter"]
 
-    def run(self, out: Path) -> Result:
-        """Train until the end, or until somebody asks to stop."""
+    def begin(self, out: Path, silent: bool = False) -> None:
         self.out, self.started = out, time.monotonic()
-        log = MetricsLog(out, self.done) if self.processes.first else None
-        progress = Progress(self.steps, self.done, silent=not self.processes.first)
-        self.meter = Meter(self.processes, log, progress, self.batch_size)
+        self.log = MetricsLog(out, self.done) if self.processes.first else None
+        self.progress = Progress(self.steps, self.done, silent=silent or not self.processes.first)
+        self.meter = Meter(self.processes, self.log, self.progress, self.batch_size)
         self.meter.load_state_dict(self.meter_state)
-        try:
-            progress.say(self._greeting())
-            for parts in self._batches():
-                self._step(parts)
-                if self._asked_to_stop():
-                    self._save()
-                    break
-            if self.done < self.steps:
-                progress.say(f"stopped after step {self.done} of {self.steps}; continue: crisp train --resume {out}")
-                return Result(out, signal=self.stop.signal)
-            values = self._finish()
-            progress.say(_summary(values, out))
-            return Result(out, values)
-        finally:
-            progress.close()
-            if log is not None:
-                log.close()
+        self.progress.say(self._greeting())
 
-    def _batches(self) -> Iterator[list[Part]]:
+    def end(self) -> Result:
+        if self.done < self.steps:
+            resume = f"crisp train --resume {self.out}"
+            self.progress.say(f"stopped after step {self.done} of {self.steps}; continue: {resume}")
+            return Result(self.out, signal=self.stop.signal)
+        values = self._finish()
+        self.progress.say(_summary(values, self.out))
+        return Result(self.out, values)
+
+    def close(self) -> None:
+        if hasattr(self, "progress"):
+            self.progress.close()
+        if self.log is not None:
+            self.log.close()
+
+    def batches(self) -> Iterator[list[Part]]:
         """The parts of each step that is left."""
         several = self.config.accumulate
         loader = make_loader(
@@ -164,7 +203,7 @@ class Trainer:
         for _ in range(self.done, self.steps):
             yield [Part(*next(batches)) for _ in range(several)]
 
-    def _step(self, parts: Sequence[Part]) -> None:
+    def step(self, parts: Sequence[Part]) -> None:
         said = self.stepper.step(self.done, parts)
         self.done += 1
         self.watch.note(self.done, self._must_be_finite(said), [self.files[n] for part in parts for n in part.names])
@@ -181,7 +220,7 @@ class Trainer:
             if val_due:
                 self._validate()
             if save_due:
-                self._save()
+                self.save()
 
     def _must_be_finite(self, said: dict[str, Tensor]) -> Tensor:
         # in fp16 the gradient overflows now and then; such steps are skipped and the scale lowered
@@ -220,7 +259,7 @@ class Trainer:
                 boundaries=boundaries and all(labels in record.masks for record in self.validation.records),
             )
 
-    def _save(self) -> None:
+    def save(self) -> None:
         if self.saved != self.done:
             self.watch.verify()
             self._write(LAST)
@@ -239,7 +278,7 @@ class Trainer:
             }
             save_checkpoint(self.out / name, {**state, **self.stepper.state_dict()})
 
-    def _asked_to_stop(self) -> bool:
+    def asked_to_stop(self) -> bool:
         limit = self.config.max_minutes
         late = limit is not None and time.monotonic() - self.started > 60 * limit
         return self.done < self.steps and self.processes.any(bool(self.stop) or late)

@@ -1,13 +1,22 @@
-"""Every relative link and anchor in a Markdown file of the checkout leads somewhere."""
+"""Every link into the checkout, and every anchor, in a Markdown file leads somewhere.
+
+The README is shown on the package index, where relative links lead nowhere: there they are addresses of the repository,
+and are looked up here as files.
+"""
 
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]["Source"]
+OURS = re.compile(
+    rf"(?:{REPOSITORY}/(?:blob|tree)/main|{REPOSITORY.replace('github.com', 'raw.githubusercontent.com')}/main)/(.*)"
+)
 
 
 def pages() -> list[str]:
@@ -28,9 +37,16 @@ def anchors(page: Path) -> set[str]:
 def test_links(name: str) -> None:
     page = ROOT / name
     for target in LINK.findall(page.read_text(encoding="utf-8")):
-        if "://" in target or target.startswith("mailto:"):
+        ours = OURS.fullmatch(target)
+        if ours is None and ("://" in target or target.startswith("mailto:")):
             continue
-        path, _, anchor = target.partition("#")
-        file = page if not path else (page.parent / path).resolve()
+        path, _, anchor = (ours[1] if ours else target).partition("#")
+        file = page if not path else ((ROOT if ours else page.parent) / path).resolve()
         assert file.exists(), f"{name} links to {target}, which is not there"
         assert not anchor or anchor in anchors(file), f"{name} links to {target}; there is no such heading"
+
+
+def test_the_readme_has_no_relative_links() -> None:
+    targets = LINK.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert [target for target in targets if OURS.fullmatch(target)], "links to the repository are recognised"
+    assert not [target for target in targets if "://" not in target]

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from crispseg.ops.compile_ahead import compile_ahead
+
 Tensors = tuple[Tensor, ...]
 Function = Callable[..., Tensors]
 
@@ -52,6 +54,7 @@ class Recorder:
         # Warmed up on the stream it is captured on: libraries keep their workspaces per stream. The context restores
         # the current stream, which a failing capture would leave changed.
         with torch.cuda.stream(self.stream):
+            compile_ahead(lambda: function(*inputs), inputs[0].device)
             for _ in range(_CAPTURE_WARMUP):
                 function(*inputs)
             rehearse(function, inputs)

@@ -28,7 +28,7 @@ class GraphedPass:
         self.graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream), _buffers_kept(model):
+        with torch.cuda.stream(stream), buffers_kept(model):
             for run in range(_WARM_UP):
                 with no_waiting() if run == _WARM_UP - 1 else contextlib.nullcontext():
                     work(*self.inputs)
@@ -45,7 +45,7 @@ class GraphedPass:
 
 
 @contextlib.contextmanager
-def _buffers_kept(model: nn.Module) -> Iterator[None]:
+def buffers_kept(model: nn.Module) -> Iterator[None]:
     """Running statistics, which the warm-up would move, are put back."""
     kept = [buffer.clone() for buffer in model.buffers()]
     try:

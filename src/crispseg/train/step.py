@@ -13,10 +13,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from crispseg.losses import IGNORE, LossConfig, segmentation_loss
 from crispseg.models.base import SegmentationModel
+from crispseg.ops.compile_ahead import compile_ahead
 from crispseg.train.config import Precision, TrainConfig
 from crispseg.train.distributed import Processes, share_batch_norm
 from crispseg.train.ema import WeightAverage
-from crispseg.train.graphed import GraphedPass
+from crispseg.train.graphed import GraphedPass, buffers_kept
 from crispseg.train.optimizer import Lookahead, build_optimizer
 from crispseg.train.schedule import learning_rate
 
@@ -102,6 +103,7 @@ class Stepper:
         self.std = torch.tensor(model.info.std, device=device)[:, None, None]
         self.graph_wanted = can_graph(config, processes)
         self.graphed: GraphedPass | None = None
+        self.compiled = processes.count > 1  # each of several processes compiles what it needs when it needs it
 
     @property
     def lr(self) -> float:
@@ -136,6 +138,8 @@ class Stepper:
         labels = [part.labels.to(device, non_blocking=True) for part in parts]
         images = [part.images.to(device, non_blocking=True) for part in parts]
         shares = pixel_shares(labels, self.config.loss, self.processes)
+        if not self.compiled:
+            self._compile(images[0], labels[0], shares[0])
         if self.graph_wanted and self.graphed is None:
             self._record(images[0], labels[0], shares[0])
         said: dict[str, Tensor] = {}
@@ -147,6 +151,13 @@ class Stepper:
                 said[name] = said[name] + value if name in said else value
         said["grad_norm"] = self._update(step + 1)
         return said
+
+    def _compile(self, images: Tensor, labels: Tensor, pixel_share: Tensor) -> None:
+        """The step's kernels, side by side, before the first step needs them one by one."""
+        with buffers_kept(self.model):
+            compile_ahead(lambda: self._backward(images, labels, pixel_share), images.device)
+        self.optimizer.zero_grad(set_to_none=True)
+        self.compiled = True
 
     def _record(self, images: Tensor, labels: Tensor, pixel_share: Tensor) -> None:
         try:

@@ -50,7 +50,7 @@ def test_tables_share_runs_and_keep_only_results(places, capsys):
 
     words = ablate(places, *tables)
     assert main.main([*words, "--keep", "results", "--together", "2"]) == 0
-    said = capsys.readouterr().out
+    said = "".join(capsys.readouterr())
     assert "## DCO" in said and "## PROTOTYPES" in said and said.count("finished, mIoU") == 3
     runs = [path for path in (places / "out" / "runs").iterdir() if path.is_dir()]
     assert len(runs) == 3
@@ -63,7 +63,7 @@ def test_tables_share_runs_and_keep_only_results(places, capsys):
     for name in written:
         (places / "out" / name).unlink()
     assert main.main([*words, "--report"]) == 0
-    assert "started" not in capsys.readouterr().out
+    assert "started" not in "".join(capsys.readouterr())
     assert written == {name: (places / "out" / name).read_text() for name in written}
 
 
@@ -101,14 +101,14 @@ def test_one_row_fails_and_is_mended(places, capsys):
 
     write_table(places, "dim", good={}, bad={"dim": 8})
     assert main.main(words) == 0
-    said = capsys.readouterr().out
+    said = "".join(capsys.readouterr())
     assert "dim: good, squares, seed 0: finished already" in said and "dim: bad, squares, seed 0: started" in said
     assert "Missing" not in said
 
 
 def test_no_run_begins_when_the_time_is_up(places, capsys):
     assert main.main([*ablate(places, str(places / "dco.yaml")), "--minutes", "-1"]) == 0
-    said = capsys.readouterr().out
+    said = "".join(capsys.readouterr())
     assert "not started, the time is up" in said and "0 of 1: not run" in said
 
 

@@ -1,9 +1,15 @@
 import json
+import subprocess
+import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 import crispseg
 from crispseg.cli.main import VERBS, main
+from crispseg.cli.printer import plain
+from crispseg.models.catalogue import Listed
 from tests.models.test_registered import SHRINK_CRISP
 
 
@@ -71,3 +77,40 @@ def test_interruption(monkeypatch, capsys):
     monkeypatch.setattr("crispseg.cli.models.run", interrupt)
     assert main(["models"]) == 130
     assert "interrupted" in capsys.readouterr().err
+
+
+def test_models_are_listed_without_torch():
+    """`crisp models` reads a catalogue: it must not take the seconds that torch takes to start."""
+    code = "import sys; from crispseg.cli.main import main; main(['models']); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+def test_results_go_to_stdout_as_json_and_the_rest_to_stderr(capsys, tmp_path):
+    assert main(["models", "crisp_n*", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in listed["models"]] == ["crisp_nano"]
+    assert listed["trained"][0]["name"] == "crisp_nano_dubai"
+    assert main(["info", "crisp_nano", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["parameters"] == listed["models"][0]["parameters"]
+    assert main(["predict", str(tmp_path / "none.tif"), "-o", str(tmp_path / "map.tif"), "--json", "--quiet"]) == 1
+    said = capsys.readouterr()
+    assert "there is no file" in json.loads(said.out)["failures"][0]["reason"]
+    assert "there is no file" in said.err
+
+
+def test_plain_values():
+    found = plain(
+        {"path": Path("a/b"), "bad": float("nan"), "number": np.float32(0.5), "cells": (Listed(*"abcd", 1, 2),)}
+    )
+    assert found["path"] == str(Path("a/b")) and found["bad"] is None and found["number"] == 0.5
+    assert found["cells"][0]["macs"] == 2
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_completion_knows_verbs_and_their_words(shell, capsys):
+    pytest.importorskip("shtab")
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert all(verb in script for verb in VERBS) and "--min-area" in script
+    if shell == "bash":
+        subprocess.run(["bash", "-n"], input=script, text=True, check=True)

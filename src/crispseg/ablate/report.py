@@ -82,8 +82,12 @@ def report(table: Table, plan: Plan, store: Store, timings: Timings | None) -> s
     drawn = [] if timings is None else _draw(found, timings)
     markdown = as_markdown(found) + "".join(f"\n![{table.title}]({name})\n" for name in drawn)
     write_text(plan.out / f"{table.name}.md", markdown)
-    write_json(plan.out / f"{table.name}.json", as_values(found))
+    write_json(result_file(table, plan.out), as_values(found))
     return markdown
+
+
+def result_file(table: Table, out: Path) -> Path:
+    return out / f"{table.name}.json"
 
 
 def bench_file(table: Table, out: Path) -> Path:

@@ -26,7 +26,7 @@ class Column:
         return None if value is None else self.scale * float(value)
 
 
-MIOU, BF = Column("mIoU", "last", "mIoU"), Column("BF@3px", "last", "BF@3px", 1.0, 4)
+MIOU, BF = Column("mIoU", "last", "mIoU"), Column("BF@3px", "last", "BF@3px")
 BEST = Column("best mIoU", "best", "mIoU")
 COLUMNS = (MIOU, Column("mF1", "last", "mF1"), BF, BEST)
 COMPARED = (MIOU, BF)

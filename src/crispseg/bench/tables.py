@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 from crispseg.bench.environment import sentence
 from crispseg.bench.modes import MODES
 from crispseg.bench.result import Cell, ModelCell, OperatorCell, PerPixel, Result, of_type
 from crispseg.bench.scaling import verdict
 from crispseg.errors import unknown
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 _TITLES = {"models": "Speed and memory", "scaling": "Time and memory against size", "ops": "The operator alone"}
 
@@ -121,12 +118,12 @@ def markdown(result: Result, relative_to: str = "") -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def show(result: Result, console: Console, relative_to: str = "") -> None:
+def shown(result: Result, relative_to: str = "") -> list[Any]:
+    """What a person sees: sentences, and tables that rich draws."""
     import rich.table
     from rich.markup import escape
 
-    console.print(escape(sentence(result.environment)))
-    console.print(escape(how(result, relative_to)))
+    drawings: list[Any] = [sentence(result.environment), how(result, relative_to)]
     tables = [table(result, relative_to)]
     if result.per_pixel:
         tables.append(per_pixel_table(result.per_pixel))
@@ -136,9 +133,8 @@ def show(result: Result, console: Console, relative_to: str = "") -> None:
             drawn.add_column(escape(column), justify="left" if column in _TEXT else "right")
         for row in rows:
             drawn.add_row(*map(escape, row))
-        console.print(drawn)
-    for remark in remarks(result):
-        console.print(escape(remark))
+        drawings.append(drawn)
+    return [*drawings, *remarks(result)]
 
 
 def _time(cell: Cell) -> str:

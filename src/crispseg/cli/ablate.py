@@ -15,7 +15,7 @@ a table with `bench`, its timings and a plot of accuracy against latency; result
 from __future__ import annotations
 
 import argparse
-import functools
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,8 +24,7 @@ from crispseg.errors import UserError
 if TYPE_CHECKING:
     from crispseg.ablate.plan import Plan
     from crispseg.ablate.store import Store
-
-_say = functools.partial(print, flush=True)
+    from crispseg.cli.printer import Printer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +48,7 @@ def run(args: argparse.Namespace) -> None:
     from crispseg.ablate.runner import Runner
     from crispseg.ablate.store import Store
     from crispseg.ablate.table import read_table
+    from crispseg.cli.printer import Printer
     from crispseg.configs import find_table
 
     for name in ("together", "sharing"):
@@ -62,18 +62,20 @@ def run(args: argparse.Namespace) -> None:
     plan = make_plan(tables, read_data_sets(args.data), keys, args.seeds, args.out)
     store = Store(args.out)
     store.collect(plan.runs)
+    out = Printer.of(args)
     if args.list:
-        print(listing(plan, store))
+        runs = {one.name: {"state": store.state(one), "uses": [str(u) for u in plan.uses(one)]} for one in plan.runs}
+        out.result(runs, listing(plan, store))
         return
     problems: list[str] = []
     try:
         if not args.report:
-            runner = Runner(store, args.together, _say, args.keep == "all", args.minutes, args.sharing)
+            runner = Runner(store, args.together, out.say, args.keep == "all", args.minutes, args.sharing)
             problems = runner.run(plan.runs)
             if not args.no_bench:
-                _measure(plan)
+                _measure(plan, out)
     finally:
-        print("\n".join(_report(plan, store, with_bench=not args.no_bench)), end="")
+        _report(plan, store, out, with_bench=not args.no_bench)
     if problems:
         raise UserError(f"{len(problems)} of {len(plan.runs)} runs failed; " + "; ".join(problems))
 
@@ -87,17 +89,17 @@ def listing(plan: Plan, store: Store) -> str:
     return "\n".join([*lines, f"{len(plan.runs)} runs for {len(plan.places)} places; {finished} finished"])
 
 
-def _measure(plan: Plan) -> None:
+def _measure(plan: Plan, out: Printer) -> None:
     from crispseg.ablate.report import bench_file
     from crispseg.ablate.speed import measure
 
     for table in plan.tables:
         if table.bench is not None:
-            measure(table, bench_file(table, plan.out), _say)
+            measure(table, bench_file(table, plan.out), out.say)
 
 
-def _report(plan: Plan, store: Store, with_bench: bool) -> list[str]:
-    from crispseg.ablate.report import bench_file, report
+def _report(plan: Plan, store: Store, out: Printer, with_bench: bool) -> None:
+    from crispseg.ablate.report import bench_file, report, result_file
     from crispseg.bench import read
 
     texts = []
@@ -105,4 +107,5 @@ def _report(plan: Plan, store: Store, with_bench: bool) -> list[str]:
         path = bench_file(table, plan.out)
         timed = with_bench and table.bench is not None and path.exists()
         texts.append(report(table, plan, store, read(path) if timed else None))
-    return texts
+    values = {table.name: json.loads(result_file(table, plan.out).read_text(encoding="utf-8")) for table in plan.tables}
+    out.result(values, "\n".join(texts).rstrip("\n"))

@@ -50,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from crispseg.analysis import Settings, write_analysis
     from crispseg.analysis.tables import scores
+    from crispseg.cli.printer import Printer
     from crispseg.evaluate.opening import open_data, open_model
     from crispseg.evaluate.report import reserved
 
@@ -57,19 +58,20 @@ def run(args: argparse.Namespace) -> int:
     folder = open_data(args.data, opened, args.protocol, args.classes, args.split_file)
     settings = Settings(args.images, args.pictures, args.limit, args.band, args.cutoff, args.focus)
     label = "-".join(["analysis", folder.protocol.dataset, opened[0].model.name])
-    with reserved(args.out, label, first=True) as out:
+    with reserved(args.out, label, first=True) as place:
         analysis = _analyze(opened, folder, settings, args)
-        page = write_analysis(analysis, out)
-    print(f"{analysis.conditions.line}\n")
+        page = write_analysis(analysis, place)
+    out = Printer.of(args)
     for text in analysis.notes:
-        print(f"note: {text}\n")
-    print(scores(analysis).markdown())
-    print(f"analysis: {page}")
+        out.say(f"note: {text}")
+    shown = (f"{analysis.conditions.line}\n", scores(analysis).markdown(), f"analysis: {page}")
+    out.result({**analysis.to_dict(), "page": page}, *shown)
     return 0
 
 
 def _analyze(opened: list[Opened], folder: Folder, settings: Settings, args: argparse.Namespace) -> Analysis:
     from crispseg.analysis import analyze
+    from crispseg.cli.printer import Printer
     from crispseg.evaluate.opening import training_notes
 
     own, other = opened[0], opened[1] if len(opened) > 1 else None
@@ -84,8 +86,12 @@ def _analyze(opened: list[Opened], folder: Folder, settings: Settings, args: arg
         source=own.source,
         against_source="" if other is None else other.source,
         notes=notes,
-        on_image=_say,
+        on_image=_say_nothing if Printer.of(args).quiet else _say,
     )
+
+
+def _say_nothing(done: int, images: int) -> None:
+    """For --quiet."""
 
 
 def _say(done: int, images: int) -> None:

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from crispseg.bench.result import Result
+    from crispseg.cli.printer import Printer
 
 _ACTIONS = ("scaling", "ops", "compare")
 
@@ -49,24 +49,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from rich.console import Console
-
     from crispseg.bench import tables
+    from crispseg.cli.printer import Printer
 
-    # a table in a log file is not folded to the width of a terminal that is not there
-    console = Console(width=None if sys.stdout.isatty() else 240)
+    out = Printer.of(args)
     if args.words[:1] == ["compare"]:
-        _compare(args, console)
+        result = _saved(args)
+        out.result(result, *tables.shown(result, args.relative_to))
         return 0
-    result = _measure(args)
+    result = _measure(args, out)
     relative_to = args.relative_to or ""
-    tables.show(result, console, relative_to)
-    notes = _save(result, Path(args.out), relative_to, with_plot=True)
-    console.print("\n".join(notes), markup=False)
+    for note in _save(result, Path(args.out), relative_to, with_plot=True):
+        out.say(note)
+    out.result(result, *tables.shown(result, relative_to))
     return 1 if result.wrong else 0
 
 
-def _measure(args: argparse.Namespace) -> Result:
+def _measure(args: argparse.Namespace, out: Printer) -> Result:
     import dataclasses
 
     from crispseg import bench
@@ -77,19 +76,16 @@ def _measure(args: argparse.Namespace) -> Result:
     if args.relative_to:
         _check_base(args.relative_to, action, words, args.backends)
 
-    def say(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-
     def keep(result: Result) -> None:
         """A run cut short leaves what it has measured."""
         _save(dataclasses.replace(result, command=command), Path(args.out), "", with_plot=False)
 
     if action == "scaling":
-        result = bench.bench_scaling(words, settings, args.pixels, say, keep)
+        result = bench.bench_scaling(words, settings, args.pixels, out.say, keep)
     elif action == "ops":
-        result = bench.bench_ops(settings, args.backends, args.stages or (1,), say, keep)
+        result = bench.bench_ops(settings, args.backends, args.stages or (1,), out.say, keep)
     else:
-        result = bench.bench_models(words, settings, say, keep)
+        result = bench.bench_models(words, settings, out.say, keep)
     return dataclasses.replace(result, command=command)
 
 
@@ -182,19 +178,19 @@ def _save(result: Result, folder: Path, relative_to: str, with_plot: bool) -> li
     return [f"saved {', '.join(map(str, saved))}", *([why_not] if why_not else [])]
 
 
-def _compare(args: argparse.Namespace, console: Any) -> None:
-    from crispseg.bench import read, tables
+def _saved(args: argparse.Namespace) -> Result:
+    from crispseg.bench import read
     from crispseg.errors import UserError
 
     if len(args.words) != 2 or not args.relative_to:
         raise UserError("crisp bench compare takes one result file and --relative-to MODEL")
-    tables.show(read(args.words[1]), console, args.relative_to)
+    return read(args.words[1])
 
 
 def _command(args: argparse.Namespace) -> str:
     """The command line that says the same."""
     words = ["crisp", "bench", *args.words]
     for name, value in vars(args).items():
-        if name != "words" and value is not None:
+        if name not in ("words", "json", "quiet") and value is not None:
             words += [f"--{name.replace('_', '-')}", *map(str, value if isinstance(value, list) else [value])]
     return shlex.join(words)

@@ -21,15 +21,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from crispseg.configs import names
+    from crispseg.cli.printer import Printer
+    from crispseg.configs import names, summary
 
+    out = Printer.of(args)
     if args.name is not None:
-        print(_find(args.name).read_text(encoding="utf-8"), end="")
+        path = _find(args.name)
+        text = path.read_text(encoding="utf-8")
+        out.result({"name": args.name, "path": path, "text": text}, text.rstrip("\n"))
         return
-    print("Configs: crisp train NAME\n")
-    _print_list(names("config"))
-    print("\nTables of experiments: crisp ablate NAME --data CONFIG\n")
-    _print_list(names("table"))
+    values = {kind: {name: summary(path) for name, path in names(kind).items()} for kind in ("config", "table")}
+    out.result(
+        values,
+        "Configs: crisp train NAME\n",
+        _listed(values["config"]),
+        "\nTables of experiments: crisp ablate NAME --data CONFIG\n",
+        _listed(values["table"]),
+    )
 
 
 def _find(name: str) -> Path:
@@ -41,8 +49,6 @@ def _find(name: str) -> Path:
         return find_config(name)
 
 
-def _print_list(known: dict[str, Path]) -> None:
-    from crispseg.configs import summary
-
-    width = max(map(len, known))
-    print("\n".join(f"  {name:<{width}}  {summary(path)}" for name, path in known.items()))
+def _listed(summaries: dict[str, str]) -> str:
+    width = max(map(len, summaries))
+    return "\n".join(f"  {name:<{width}}  {text}" for name, text in summaries.items())

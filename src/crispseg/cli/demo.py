@@ -18,13 +18,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from crispseg.cli.printer import Printer
     from crispseg.demo.page import class_table
     from crispseg.demo.run import PAGE, PICTURE, run_demo
     from crispseg.models.shipped import DEFAULT
     from crispseg.predict.progress import Bar
 
-    with Bar() as bar:
+    out = Printer.of(args)
+    with Bar(silent=out.quiet) as bar:
         demo = run_demo(args.out, DEFAULT if args.model is None else args.model, watcher=bar)
-    print(class_table(demo).markdown())
-    print(f"picture: {args.out / PICTURE}    page: {args.out / PAGE}")
+    files = {"picture": args.out / PICTURE, "page": args.out / PAGE}
+    told = f"picture: {files['picture']}    page: {files['page']}"
+    out.result({**demo.to_dict(), **files}, class_table(demo).markdown(), told)
     return 0

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from crispseg.errors import UserError
 
 if TYPE_CHECKING:
+    from crispseg.cli.printer import Printer
     from crispseg.data.folder import Folder
     from crispseg.evaluate import Evaluation
     from crispseg.evaluate.opening import Opened
@@ -55,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from crispseg.cli.printer import Printer
     from crispseg.evaluate.opening import open_data, open_model
     from crispseg.evaluate.report import reserved
     from crispseg.predict.work import find_device
@@ -68,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     with join_processes(str(find_device(args.device))) as processes, reserved(args.out, label, processes.first) as out:
         evaluations = [_evaluate(each, folder, args, processes) for each in opened]
         if processes.first:
-            _report(evaluations, out)
+            _report(evaluations, out, Printer.of(args))
     return 0
 
 
@@ -87,7 +89,7 @@ def _evaluate(opened: Opened, folder: Folder, args: argparse.Namespace, processe
         batch_size=args.batch_size,
         worst=args.worst,
     )
-    with Bar(opened.source, silent=not processes.first) as bar:
+    with Bar(opened.source, silent=args.quiet or not processes.first) as bar:
         return evaluate(
             opened.model,
             folder,
@@ -100,23 +102,21 @@ def _evaluate(opened: Opened, folder: Folder, args: argparse.Namespace, processe
         )
 
 
-def _report(evaluations: list[Evaluation], out: Path) -> None:
+def _report(evaluations: list[Evaluation], folder: Path, out: Printer) -> None:
     from crispseg.evaluate import compare, write_comparison, write_report
     from crispseg.evaluate.tables import headline, per_class
 
     first = evaluations[0]
-    print(f"{first.conditions.line}\n")
-    for evaluation in evaluations:
-        for text in evaluation.notes:
-            print(f"note: {evaluation.source}: {text}\n")
+    shown = [f"{first.conditions.line}\n"]
+    shown += [f"note: {each.source}: {text}\n" for each in evaluations for text in each.notes]
     if len(evaluations) == 1:
-        print(headline(first).markdown())
-        print(per_class(first).markdown())
-        page = write_report(first, out)
+        values = first.to_dict()
+        shown += [headline(first).markdown(), per_class(first).markdown()]
+        page = write_report(first, folder)
     else:
         comparison = compare(first, evaluations[1])
-        print(f"A: {first.source}\nB: {evaluations[1].source}\n")
-        print(comparison.table().markdown())
-        print("\n".join(comparison.sentences()), end="\n\n")
-        page = write_comparison(comparison, out)
-    print(f"report: {page}")
+        values = comparison.to_dict()
+        shown += [f"A: {first.source}\nB: {evaluations[1].source}\n", comparison.table().markdown()]
+        shown += ["\n".join(comparison.sentences()) + "\n"]
+        page = write_comparison(comparison, folder)
+    out.result({**values, "report": page}, *shown, f"report: {page}")

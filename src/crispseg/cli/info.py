@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from crispseg.models.base import SegmentationModel
     from crispseg.models.summary import Summary
 
@@ -34,21 +32,21 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _describe_data(args: argparse.Namespace) -> int:
+    from crispseg.cli.printer import Printer
     from crispseg.data import inspect
 
     report = inspect(args.what, classes=args.classes)
-    print(report)
-    sheet = args.sheet or Path(f"{Path(args.what).resolve().name}-contact-sheet.png")
-    print(f"contact sheet: {report.contact_sheet(sheet)}")
+    sheet = report.contact_sheet(args.sheet or Path(f"{Path(args.what).resolve().name}-contact-sheet.png"))
+    Printer.of(args).result({**report.to_dict(), "sheet": sheet}, str(report), f"contact sheet: {sheet}")
     return 0
 
 
 def _describe_model(args: argparse.Namespace) -> int:
     import torch
-    from rich.console import Console
 
     import crispseg
     from crispseg import config as configs
+    from crispseg.cli.printer import Printer, plain
     from crispseg.errors import UserError
     from crispseg.models.shipped import is_saved
     from crispseg.models.summary import summarize
@@ -67,27 +65,27 @@ def _describe_model(args: argparse.Namespace) -> int:
             options = configs.parse_overrides(args.options)
             model = crispseg.create_model(args.what, classes or 6, args.bands, **options)
     height, width = args.size[0], args.size[-1]
-    _print(Console(), model, summarize(model, height, width), height, width)
+    summary = summarize(model, height, width)
+    values = {"model": model.name, "classes": model.num_classes, "bands": model.in_channels, "size": [height, width]}
+    Printer.of(args).result(values | plain(summary), *_shown(model, summary, height, width))
     return 0
 
 
-def _print(console: Console, model: SegmentationModel, summary: Summary, height: int, width: int) -> None:
+def _shown(model: SegmentationModel, summary: Summary, height: int, width: int) -> list[Any]:
     from rich.table import Table
 
     classes = ", ".join(model.info.classes) or model.num_classes
     megabytes = summary.parameters * 4 / 2**20
-    console.print(f"[bold]{model.name}[/bold]  {model.in_channels} bands -> classes: {classes}")
-    console.print(
-        f"parameters   {summary.parameters / 1e6:.4f} M ({megabytes:.1f} MiB in float32, {megabytes / 2:.1f} in half)"
-    )
-    console.print(f"operations   {summary.macs / 1e9:.3f} GMACs for one {height} x {width} image", end="")
-    more = summary.training_macs != summary.macs
-    console.print(f" ({summary.training_macs / 1e9:.3f} in training, with auxiliary heads)" if more else "")
-    console.print(
-        f"memory       {summary.activation_bytes / 2**20:.1f} MiB of activations at the peak, float32, batch 1"
-    )
+    in_training = f" ({summary.training_macs / 1e9:.3f} in training, with auxiliary heads)"
+    lines = [
+        f"{model.name}  {model.in_channels} bands -> classes: {classes}",
+        f"parameters   {summary.parameters / 1e6:.4f} M ({megabytes:.1f} MiB in float32, {megabytes / 2:.1f} in half)",
+        f"operations   {summary.macs / 1e9:.3f} GMACs for one {height} x {width} image"
+        + (in_training if summary.training_macs != summary.macs else ""),
+        f"memory       {summary.activation_bytes / 2**20:.1f} MiB of activations at the peak, float32, batch 1",
+    ]
     table = Table("part", "params", "GMACs", "output", box=None, pad_edge=False)
     for part in summary.parts:
         shape = " x ".join(map(str, part.output[1:]))
         table.add_row(part.name, f"{part.parameters:,}", f"{part.macs / 1e9:.3f}", shape)
-    console.print(table)
+    return [*lines, table]

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 # Verb -> what it does. The module crispseg.cli.<verb> is imported only when its verb is asked for.
 VERBS = {
@@ -24,11 +25,13 @@ VERBS = {
     "configs": "list or print the configs and tables that come along",
     "models": "list the models that can be created, and the trained ones that come along",
     "doctor": "what this machine has and what works on it",
+    "completion": "a script that completes these words in your shell",
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
+    _hush_libraries()
     from crispseg import __version__
     from crispseg.errors import UserError, unknown
 
@@ -60,8 +63,30 @@ def _run_verb(verb: str, words: list[str]) -> int:
         description=module.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    module.add_arguments(parser)
+    _add_words(parser, module)
     return module.run(parser.parse_intermixed_args(words)) or 0
+
+
+def _add_words(parser: argparse.ArgumentParser, module: Any) -> None:
+    from crispseg.cli import printer
+
+    module.add_arguments(parser)
+    printer.add_arguments(parser)
+
+
+def whole_parser() -> argparse.ArgumentParser:
+    """All verbs in one parser, for shell completion."""
+    parser = argparse.ArgumentParser(prog="crisp")
+    verbs = parser.add_subparsers(metavar="VERB")
+    for verb, summary in VERBS.items():
+        _add_words(verbs.add_parser(verb, help=summary), importlib.import_module(f"crispseg.cli.{verb}"))
+    return parser
+
+
+def _hush_libraries() -> None:
+    """What torch logs about itself is not for the user; whoever sets these variables gets it back."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    os.environ.setdefault("KINETO_LOG_LEVEL", "5")
 
 
 def _overview() -> str:
@@ -73,7 +98,14 @@ Semantic segmentation of remote sensing imagery with CRISP.
 
 {verbs}
 
-crisp VERB --help says more."""
+crisp VERB --help says more. Every verb takes --json (the result for programs) and --quiet (no progress); results go to
+standard output, all else to standard error. Exit status: {_exit_codes()}."""
+
+
+def _exit_codes() -> str:
+    from crispseg.cli.printer import EXIT_CODES
+
+    return "; ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items())
 
 
 if __name__ == "__main__":

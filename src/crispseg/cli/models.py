@@ -6,64 +6,92 @@ Below them are the trained models that come with crispseg; their names stand whe
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.table import Table
+
+    from crispseg.models.catalogue import Listed
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pattern", nargs="?", default="*", help="shell-style pattern, e.g. 'crisp*'")
-    parser.add_argument("--classes", type=int, default=6)
-    parser.add_argument("--quick", action="store_true", help="names only, nothing counted")
+    parser.add_argument("--classes", type=int, default=6, help="count for so many classes (default %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="names only")
 
 
 def run(args: argparse.Namespace) -> int:
     import fnmatch
 
-    import torch
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
+    from crispseg.cli.printer import Printer
     from crispseg.errors import UserError
-    from crispseg.models.registry import create_model, entries, missing_requirement
     from crispseg.models.shipped import list_shipped
-    from crispseg.models.summary import summarize
 
-    found = {name: entry for name, entry in entries().items() if fnmatch.fnmatchcase(name, args.pattern)}
-    trained = [] if args.quick else fnmatch.filter(list_shipped(), args.pattern)
-    if not found and not trained:
+    listed = _listed(args.pattern, args.classes)
+    trained = [_trained(name) for name in fnmatch.filter(list_shipped(), args.pattern)]
+    if not listed and not trained:
         raise UserError(f"no model matches {args.pattern!r}; `crisp models` lists all")
+    values = {"models": listed, "trained": trained, "classes": args.classes}
     if args.quick:
-        print("\n".join(found))
-        return 0
-    table = Table("model", "params M", "GMACs", "what it is", box=None, pad_edge=False)
-    for name, entry in found.items():
-        install = missing_requirement(entry)
-        if install:
-            table.add_row(name, "", "", f"{entry.summary} (needs {escape(install)})")
-            continue
-        with torch.device("meta"):
-            summary = summarize(create_model(name, args.classes))
-        table.add_row(name, f"{summary.parameters / 1e6:.2f}", f"{summary.macs / 1e9:.2f}", entry.summary)
-    console = Console()
-    if found:
-        console.print(table)
-    if trained:
-        _print_trained(console, trained)
+        shown: list[Any] = ["\n".join(row.name for row in listed)] if listed else []
+    else:
+        shown = [_models_table(listed)] if listed else []
+        shown += [_trained_table(trained)] if trained else []
+    Printer.of(args).result(values, *shown)
     return 0
 
 
-def _print_trained(console: Console, names: list[str]) -> None:
+def _listed(pattern: str, classes: int) -> list[Listed]:
+    """From the catalogue; for another number of classes the models are built and counted, which takes its time."""
+    import fnmatch
+
+    from crispseg.models import catalogue
+
+    found = [row for row in catalogue.read_catalogue() if fnmatch.fnmatchcase(row.name, pattern)]
+    if classes == catalogue.CLASSES:
+        return found
+    return [row if _missing(row) else catalogue.count(row.name, classes) for row in found]
+
+
+def _missing(row: Listed) -> str:
+    """What to install before this model can be created; empty when nothing is missing."""
+    import importlib.util
+
+    if not row.requires or importlib.util.find_spec(row.requires) is not None:
+        return ""
+    return f"pip install 'crispseg[{row.extra}]'"
+
+
+def _models_table(listed: list[Listed]) -> Table:
+    from rich.markup import escape
     from rich.table import Table
 
-    from crispseg.models.folder import load
+    table = Table("model", "params M", "GMACs", "what it is", box=None, pad_edge=False)
+    for row in listed:
+        needs = f" (needs {escape(_missing(row))})" if _missing(row) else ""
+        table.add_row(row.name, f"{row.parameters / 1e6:.2f}", f"{row.macs / 1e9:.2f}", row.summary + needs)
+    return table
 
-    table = Table("trained model", "is a", "mIoU", "trained on", box=None, pad_edge=False)
-    for name in names:
-        model = load(name)
-        score = model.info.scores.get("mIoU")
-        table.add_row(name, model.name, "" if score is None else f"{100 * score:.2f}", model.info.training_data)
-    console.print()
-    console.print(table)
+
+def _trained(name: str) -> dict[str, Any]:
+    from crispseg.models.shipped import read_card
+
+    config = read_card(name)
+    info = config["info"]
+    return {
+        "name": name,
+        "model": config["name"],
+        "classes": info["classes"],
+        "mIoU": info["scores"].get("mIoU"),
+        "trained_on": info["training_data"],
+    }
+
+
+def _trained_table(trained: list[dict[str, Any]]) -> Table:
+    from rich.table import Table
+
+    table = Table("\ntrained model", "\nis a", "\nmIoU", "\ntrained on", box=None, pad_edge=False)
+    for row in trained:
+        score = "" if row["mIoU"] is None else f"{100 * row['mIoU']:.2f}"
+        table.add_row(row["name"], row["model"], score, row["trained_on"])
+    return table

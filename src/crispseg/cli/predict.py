@@ -10,11 +10,11 @@ A run that was interrupted or killed goes on where it stopped when the same comm
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from crispseg.cli.printer import Printer
     from crispseg.models.base import SegmentationModel
     from crispseg.predict.batch import Report
     from crispseg.predict.scene import Request, Result
@@ -74,29 +74,31 @@ def _add_output(group: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from crispseg.cli.printer import Printer
+
+    out = Printer.of(args)
     request = make_request(args)
-    model = _open_model(args.model)
+    model = _open_model(args.model, out)
     if args.dry_run:
-        return _dry_run(args, model, request)
+        return _dry_run(args, model, request, out)
     from crispseg.predict.batch import predict_scenes
     from crispseg.predict.progress import Bar
 
-    with Bar() as bar:
+    with Bar(silent=out.quiet) as bar:
         report = predict_scenes(
             args.scenes, args.output, model, request, engine=args.engine, existing=args.existing, watcher=bar
         )
-    return _tell(report)
+    return _tell(report, out)
 
 
-def _open_model(word: str | None) -> SegmentationModel:
+def _open_model(word: str | None, out: Printer) -> SegmentationModel:
     from crispseg.models.folder import load
     from crispseg.models.shipped import DEFAULT
 
     model = load(DEFAULT if word is None else word)
     if word is None:
-        print(
-            f"no --model given: using {DEFAULT}, trained on {model.info.training_data}; expect less on other imagery",
-            file=sys.stderr,
+        out.warn(
+            f"no --model given: using {DEFAULT}, trained on {model.info.training_data}; expect less on other imagery"
         )
     return model
 
@@ -133,38 +135,43 @@ def _resolution(word: str | None) -> float | str | None:
         raise UserError(f"--resolution is a number of metres or 'model', not {word!r}") from None
 
 
-def _dry_run(args: argparse.Namespace, model: SegmentationModel, request: Request) -> int:
+def _dry_run(args: argparse.Namespace, model: SegmentationModel, request: Request, out: Printer) -> int:
+    from crispseg.cli.printer import plain
     from crispseg.errors import UserError
     from crispseg.geo.scenes import find_scenes
     from crispseg.predict.batch import choose_targets
 
-    failures = []
+    estimate = _plan_as_one_image if args.exact else _plan_in_tiles
+    values, texts, failures = [], [], []
     for scene in choose_targets(find_scenes(args.scenes), args.output, request):
         try:
-            print(_plan_as_one_image(scene, model, request) if args.exact else _plan_in_tiles(scene, model, request))
+            plan, text = estimate(scene, model, request)
+            values.append({"scene": scene, **plain(plan)})
+            texts.append(text)
         except UserError as error:
             failures.append((scene, str(error)))
-    return _tell_failures(failures)
+    out.result({"plans": values, "failures": _failures(failures)}, *texts)
+    return _tell_failures(failures, out)
 
 
-def _plan_in_tiles(path: str, model: SegmentationModel, request: Request) -> str:
+def _plan_in_tiles(path: str, model: SegmentationModel, request: Request) -> tuple[Any, str]:
     from crispseg.predict.estimate import estimate_scene
 
     plan = estimate_scene(path, model, request)
     memory = f"{plan.buffers / 2**20:.0f} MiB for blending and buffers"
     if plan.evaluation:
         memory += f", {plan.evaluation / 2**20:.0f} MiB in the model per tile evaluated at a time"
-    return (
+    return plan, (
         f"{path}: {plan.width} x {plan.height} px, {plan.tiles} tiles of {plan.tile[1]} x {plan.tile[0]} px; "
         f"{memory}; about {duration(plan.seconds)}"
     )
 
 
-def _plan_as_one_image(path: str, model: SegmentationModel, request: Request) -> str:
+def _plan_as_one_image(path: str, model: SegmentationModel, request: Request) -> tuple[Any, str]:
     from crispseg.predict.estimate import estimate_exact
 
     scene, plan = estimate_exact(path, model, request)
-    return (
+    return plan, (
         f"{path}: {scene.grid.width} x {scene.grid.height} px as one image; {plan.memory_bytes / 2**20:.0f} MiB beside "
         f"the model, {plan.disk_bytes / 2**20:.0f} MiB of temporary files; about {duration(plan.seconds)}"
     )
@@ -179,12 +186,16 @@ def duration(seconds: float) -> str:
     return " ".join(told[:2]) or "less than a second"
 
 
-def _tell(report: Report) -> int:
-    for result in report.results:
-        print("\n".join(_summary(result)))
-    for path in report.skipped:
-        print(f"{path}: there already, skipped")
-    return _tell_failures(report.failures)
+def _tell(report: Report, out: Printer) -> int:
+    texts = ["\n".join(_summary(result)) for result in report.results]
+    texts += [f"{path}: there already, skipped" for path in report.skipped]
+    values = {"maps": report.results, "skipped": report.skipped, "failures": _failures(report.failures)}
+    out.result(values, *texts)
+    return _tell_failures(report.failures, out)
+
+
+def _failures(failures: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
+    return [{"scene": scene, "reason": reason} for scene, reason in failures]
 
 
 def _summary(result: Result) -> list[str]:
@@ -196,10 +207,10 @@ def _summary(result: Result) -> list[str]:
     return lines
 
 
-def _tell_failures(failures: Sequence[tuple[str, str]]) -> int:
+def _tell_failures(failures: Sequence[tuple[str, str]], out: Printer) -> int:
     if not failures:
         return 0
-    print(f"crisp: {len(failures)} scene{'s' * (len(failures) > 1)} failed:", file=sys.stderr)
+    out.warn(f"crisp: {len(failures)} scene{'s' * (len(failures) > 1)} failed:")
     for scene, reason in failures:
-        print(f"  {scene}: {reason}", file=sys.stderr)
+        out.warn(f"  {scene}: {reason}")
     return 1

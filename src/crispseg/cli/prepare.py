@@ -10,6 +10,7 @@ Your own images need no preparing: put them into images/ and masks/.
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -41,29 +42,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from crispseg.cli.printer import Printer
     from crispseg.data.prepare import Choices, check, make_plan, prepare
 
     choices = Choices(args.labels, args.unknown_colours, args.colour_tolerance, args.allow_missing)
+    out = Printer.of(args)
+    progress = functools.partial(_progress, out.quiet)
     plan = make_plan(args.dataset, args.source, choices)
-    check(plan, _progress)
+    check(plan, progress)
     for remark in plan.remarks:
-        print(f"note: {remark}")
-    print(f"{args.dataset}: {len(plan.items)} images in the {plan.layout} layout, all there and readable")
+        out.say(f"note: {remark}")
+    found = f"{args.dataset}: {len(plan.items)} images in the {plan.layout} layout, all there and readable"
     if args.check:
+        out.result({"dataset": args.dataset, "layout": plan.layout, "images": len(plan.items)}, found)
         return 0
+    out.say(found)
     try:
-        manifest = prepare(plan, args.out, choices, _progress)
+        manifest = prepare(plan, args.out, choices, progress)
     except KeyboardInterrupt:
-        print("interrupted; what is finished is kept, the same command continues")
+        out.warn("interrupted; what is finished is kept, the same command continues")
         raise
-    print(_summary(args.out, manifest))
+    values = {"out": args.out, **{key: manifest[key] for key in ("protocols", "classes", "labels", "histogram")}}
+    out.result({**values, "images": len(manifest["images"])}, _summary(args.out, manifest))
     return 0
 
 
-def _progress(items: Iterable[Any], what: str, total: int) -> Iterator[Any]:
+def _progress(quiet: bool, items: Iterable[Any], what: str, total: int) -> Iterator[Any]:
+    from rich.console import Console
     from rich.progress import track
 
-    yield from track(items, description=f"{what:<9}", total=total)
+    yield from track(items, f"{what:<9}", total, console=Console(stderr=True), disable=quiet)
 
 
 def _summary(out: str, manifest: dict[str, Any]) -> str:

@@ -25,18 +25,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from crispseg.cli.printer import Printer
     from crispseg.train.config import train_config
     from crispseg.train.loop import resume, train
 
+    out = Printer.of(args)
     config, words = split_words(args.words)
     if args.resume is not None:
         if config is not None:
             raise UserError(f"--resume takes the config of {args.resume}; leave {config} out")
-        result = resume(args.resume, words)
+        result = resume(args.resume, words, quiet=out.quiet)
     elif config is None and not words:
         raise UserError("nothing to train on: give a data folder or a config; `crisp train --help` shows examples")
     else:
-        result = train(train_config(config, words))
+        result = train(train_config(config, words), quiet=out.quiet)
+    if result.first:
+        values = {"run": result.out, "finished": result.finished, **result.values}
+        out.result(values, *([str(result)] if result.finished else []))
     return 0 if result.finished or not result.signal else 128 + result.signal
 
 

@@ -21,7 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    from crispseg.cli.printer import Printer
     from crispseg.geo.vectorize import vectorize_map
 
     count = vectorize_map(args.map, args.output, args.confidence, args.min_area, args.simplify)
-    print(f"{args.map} -> {args.output}: {count} regions")
+    values = {"map": args.map, "polygons": args.output, "regions": count}
+    Printer.of(args).result(values, f"{args.map} -> {args.output}: {count} regions")

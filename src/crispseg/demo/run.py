@@ -42,6 +42,14 @@ class Demo:
     boundary: BoundaryScores
     classes: tuple[str, ...]
 
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "conditions": self.conditions,
+            "scores": self.scores.to_dict(self.classes),
+            "boundary": self.boundary.to_dict(self.classes),
+        }
+
 
 def run_demo(
     out: str | os.PathLike[str],
@@ -64,7 +72,7 @@ def run_demo(
     height, width = truth.shape
     conditions = f"one scene of {width} x {height} px, {tiles}, boundaries within {_TOLERANCE:g} px"
     demo = Demo(out, os.fspath(model), conditions, matrix.scores(), contours.scores(), scene.table.names)
-    write_json(out / SCORES, _scores(demo))
+    write_json(out / SCORES, demo.to_dict())
     _draw(demo, scene, truth, predicted)
     write_text(out / PAGE, demo_page(demo, scene, network))
     return demo
@@ -96,15 +104,6 @@ def _make_maps(out: Path, model: SegmentationModel, watcher: Watcher) -> str:
     vectorize_map(target, str(out / GEOJSON), str(out / CONFIDENCE), _SMALLEST, _DETAIL)
     tile = request.settings.tile
     return f"tiles of {tile} px that overlap by {tile // 4}"
-
-
-def _scores(demo: Demo) -> dict[str, Any]:
-    return {
-        "model": demo.model,
-        "conditions": demo.conditions,
-        "scores": demo.scores.to_dict(demo.classes),
-        "boundary": demo.boundary.to_dict(demo.classes),
-    }
 
 
 def _draw(demo: Demo, scene: HeldOut, truth: NDArray[np.uint8], predicted: NDArray[np.uint8]) -> None:

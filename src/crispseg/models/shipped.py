@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 from crispseg.errors import UserError, nearest
 
@@ -33,3 +35,9 @@ def find_folder(word: str | os.PathLike[str]) -> Path:
         hint = "; give one written by model.save or by `crisp train`"
         hint += f", or the name of one that comes with crispseg: {', '.join(shipped)}" if shipped else ""
     raise UserError(f"there is no model folder {name}{hint}")
+
+
+def read_card(name: str) -> dict[str, Any]:
+    """What config.json of a shipped model says, without its weights."""
+    card: dict[str, Any] = json.loads((_FOLDER / name / "config.json").read_text(encoding="utf-8"))
+    return card

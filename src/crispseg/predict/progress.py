@@ -1,7 +1,8 @@
-"""A progress bar on standard error: pixels done, pixels per second, time left."""
+"""Progress on standard error: a bar on a terminal, a line now and then in a log file."""
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from rich.console import Console
@@ -11,6 +12,8 @@ from rich.text import Text
 from crispseg.geo.scenes import Scene
 from crispseg.predict.plan import Plan
 from crispseg.predict.scene import Watcher
+
+_SECONDS_BETWEEN_LINES = 30.0
 
 
 class _Speed(ProgressColumn):
@@ -22,10 +25,13 @@ class _Speed(ProgressColumn):
 
 
 class Bar(Watcher):
-    """Shows one scene at a time; as a context manager it ends the drawing."""
+    """Shows one scene at a time; as a context manager it ends the drawing. `silent` shows nothing but warnings."""
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(
+        self, console: Console | None = None, silent: bool = False, every: float = _SECONDS_BETWEEN_LINES
+    ) -> None:
         self.console = console or Console(stderr=True)
+        self.silent, self.every = silent, every
         self.progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -33,11 +39,12 @@ class Bar(Watcher):
             _Speed(),
             TimeRemainingColumn(),
             console=self.console,
-            disable=not self.console.is_terminal,
+            disable=silent or not self.console.is_terminal,
             speed_estimate_period=300,  # tiles are slow on a CPU
         )
         self.task: Any = None
         self.pixels_per_tile = 0.0
+        self.lines: _Lines | None = None
 
     def __enter__(self) -> Bar:
         self.progress.start()
@@ -52,9 +59,45 @@ class Bar(Watcher):
         pixels = scene.grid.height * scene.grid.width
         self.pixels_per_tile = pixels / plan.tiles
         self.task = self.progress.add_task(scene.path, total=pixels, completed=round(tiles_done * self.pixels_per_tile))
+        if self.progress.disable and not self.silent:
+            self.lines = _Lines(scene.path, plan.tiles, tiles_done, self.pixels_per_tile, self.every)
+            self.say(self.lines.first())
 
     def tile_done(self) -> None:
         self.progress.advance(self.task, self.pixels_per_tile)
+        if self.lines is not None and (line := self.lines.after_tile()):
+            self.say(line)
 
     def say(self, what: str) -> None:
+        if not self.silent:
+            self.warn(what)
+
+    def warn(self, what: str) -> None:
         self.console.print(what, markup=False, highlight=False, soft_wrap=True)
+
+
+class _Lines:
+    """What a log says of a scene: where it starts, and then a line every so many seconds."""
+
+    def __init__(self, path: str, tiles: int, done: int, pixels_per_tile: float, every: float) -> None:
+        self.path, self.tiles, self.done, self.pixels_per_tile, self.every = path, tiles, done, pixels_per_tile, every
+        self.before = done
+        self.start = self.said = time.monotonic()
+
+    def first(self) -> str:
+        earlier = f", {self.done} of them done before" if self.done else ""
+        return f"{self.path}: {self.tiles} tiles{earlier}"
+
+    def after_tile(self) -> str:
+        """A line, when one is due."""
+        self.done += 1
+        now = time.monotonic()
+        if now - self.said < self.every:
+            return ""
+        self.said = now
+        speed = (self.done - self.before) / max(now - self.start, 1e-9)  # tiles per second
+        left = (self.tiles - self.done) / speed
+        return (
+            f"{self.path}: {100 * self.done / self.tiles:.0f} %, {speed * self.pixels_per_tile / 1e6:.2f} Mpx/s, "
+            f"{left // 60:.0f} min {left % 60:.0f} s left"
+        )

@@ -62,7 +62,11 @@ class Watcher:
         """One more tile is evaluated."""
 
     def say(self, what: str) -> None:
-        """Something the user should know."""
+        """A remark."""
+
+    def warn(self, what: str) -> None:
+        """Something the user must know."""
+        self.say(what)
 
 
 def predict_scene(
@@ -78,7 +82,7 @@ def predict_scene(
     scene = open_scene(path, model, request.reading)
     try:
         for warning in scene.warnings:
-            watcher.say(warning)
+            watcher.warn(warning)
         plan = make_plan(scene.grid.height, scene.grid.width, request.settings.tile, request.settings.overlap)
         journal = Journal(target, _job(scene, legend, request), plan, request.products, model.num_classes)
         try:

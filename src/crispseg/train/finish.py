@@ -23,10 +23,21 @@ class Result:
     out: Path
     values: dict[str, Any] = dataclasses.field(default_factory=dict)
     signal: int = 0  # that stopped it, if one did
+    first: bool = True  # of the processes that trained it together
 
     @property
     def finished(self) -> bool:
         return bool(self.values)
+
+    def __str__(self) -> str:
+        """The scores of a finished run, and where its weights are; in percent, as everywhere."""
+        lines = [self.values["protocol"]]
+        for kind, step in (("last", self.values["steps"]), ("best", self.values["best_step"])):
+            scores = self.values[kind]
+            names = [name for name in ("mIoU", "mF1", "OA", "BF@3px") if name in scores]
+            numbers = "  ".join(f"{name} {100 * (scores[name] or 0):.2f}" for name in names)
+            lines.append(f"{kind} (step {step}): {numbers}")
+        return "\n".join([*lines, f"best weights: {self.out / 'best'}"])
 
 
 def finish(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import os
 import signal
 import sys
 import time
@@ -41,12 +42,12 @@ from crispseg.train.validate import Validation, flat_scores, validate
 from crispseg.train.watch import FiniteWatch, StopRequest, without_signals
 
 
-def train(config: TrainConfig) -> Result:
-    """Run a new training; `config.out` (or a new folder below runs/) will hold all it leaves."""
-    return train_together([config])[0]
+def train(config: TrainConfig, *, quiet: bool = False) -> Result:
+    """Run a new training; `config.out` (or a new folder below runs/) will hold all it leaves. `quiet`: no progress."""
+    return train_together([config], quiet=quiet)[0]
 
 
-def train_together(wanted: Sequence[TrainConfig]) -> list[Result]:
+def train_together(wanted: Sequence[TrainConfig], *, quiet: bool = False) -> list[Result]:
     """Run several new trainings side by side on the same batches, which are made once.
 
     Each is what it would be alone. They must agree in all that makes a batch (see `batch_settings`).
@@ -59,7 +60,7 @@ def train_together(wanted: Sequence[TrainConfig]) -> list[Result]:
             raise UserError("trainings side by side need the same data, crops, seed, batch size and number of steps")
         trainers = [Trainer(config, folder, processes, stop) for config in completed]
         outs = [_new_run(config, folder, processes) for config in completed]
-        return run_trainers(trainers, outs)
+        return run_trainers(trainers, outs, quiet)
 
 
 def batch_settings(config: TrainConfig) -> tuple[Any, ...]:
@@ -77,11 +78,11 @@ def _new_run(config: TrainConfig, folder: Folder, processes: Processes) -> Path:
     return Path(str(processes.from_first(config.out)))
 
 
-def run_trainers(trainers: Sequence[Trainer], outs: Sequence[Path]) -> list[Result]:
+def run_trainers(trainers: Sequence[Trainer], outs: Sequence[Path], quiet: bool = False) -> list[Result]:
     """Train until the end, or until somebody asks to stop. All take their batches from the first."""
     try:
         for trainer, out in zip(trainers, outs, strict=True):
-            trainer.begin(out, silent=len(trainers) > 1)
+            trainer.begin(out, silent=quiet or len(trainers) > 1)
         for parts in trainers[0].batches():
             for trainer in trainers:
                 trainer.step(parts)
@@ -95,15 +96,16 @@ def run_trainers(trainers: Sequence[Trainer], outs: Sequence[Path]) -> list[Resu
             trainer.close()
 
 
-def resume(run: Path, words: Sequence[str] = ()) -> Result:
+def resume(run: Path, words: Sequence[str] = (), *, quiet: bool = False) -> Result:
     """Continue the run in this folder from its last checkpoint (or from the start, when it has none yet)."""
     path = run / run_folder.CONFIG
     if not path.exists():
         raise UserError(f"{run} holds no run to resume: it has no {run_folder.CONFIG}")
     if (run / run_folder.RESULT).exists():
         values = json.loads((run / run_folder.RESULT).read_text(encoding="utf-8"))
-        print(f"{run} is finished already\n{_summary(values, run)}", file=sys.stderr)
-        return Result(run, values)
+        if not quiet:
+            print(f"{run} is finished already", file=sys.stderr)
+        return Result(run, values, first=int(os.environ.get("RANK", "0")) == 0)
     for word in words:
         if word.partition("=")[0] not in MACHINE_KEYS:
             raise UserError(
@@ -120,7 +122,7 @@ def resume(run: Path, words: Sequence[str] = ()) -> Result:
             remove_leftovers(run)
         if state is not None:
             trainer.load(state)
-        return run_trainers([trainer], [run])[0]
+        return run_trainers([trainer], [run], quiet)[0]
 
 
 class Trainer:
@@ -169,10 +171,8 @@ class Trainer:
         if self.done < self.steps:
             resume = f"crisp train --resume {self.out}"
             self.progress.say(f"stopped after step {self.done} of {self.steps}; continue: {resume}")
-            return Result(self.out, signal=self.stop.signal)
-        values = self._finish()
-        self.progress.say(_summary(values, self.out))
-        return Result(self.out, values)
+            return Result(self.out, signal=self.stop.signal, first=self.processes.first)
+        return Result(self.out, self._finish(), first=self.processes.first)
 
     def close(self) -> None:
         if hasattr(self, "progress"):
@@ -322,13 +322,3 @@ def _part_size(batch_size: int, accumulate: int, processes: int) -> int:
             f"it must be a multiple of {accumulate * processes}"
         )
     return batch_size // (accumulate * processes)
-
-
-def _summary(values: dict[str, Any], out: Path) -> str:
-    lines = [values["protocol"]]
-    for kind, step in (("last", values["steps"]), ("best", values["best_step"])):
-        scores = values[kind]
-        bf = f"  BF@3px {scores['BF@3px']:.4f}" if scores.get("BF@3px") is not None else ""
-        numbers = "  ".join(f"{name} {100 * (scores[name] or 0):.2f}" for name in ("mIoU", "mF1", "OA"))
-        lines.append(f"{kind} (step {step}): {numbers}{bf}")
-    return "\n".join([*lines, f"best weights: {out / 'best'}"])

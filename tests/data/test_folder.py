@@ -234,3 +234,81 @@ def test_manifest_makes_opening_cheap(tmp_path: Path) -> None:
     ]
     (root / "dataset.json").write_text(json.dumps({"classes": folder.table.to_rows(), "images": images}))
     assert open_folder(root).statistics().mean == (5, 5, 5)
+
+
+def as_palette(path: Path, order: list[int]) -> None:
+    """Store a colour mask as a palette png whose colours stand in this order."""
+    with Image.open(path) as picture:
+        colours = np.asarray(picture.convert("RGB"))
+    palette = [OWN_COLOURS[i] for i in order]
+    ids = np.stack([(colours == colour).all(-1) for colour in palette]).argmax(0).astype(np.uint8)
+    stored = Image.fromarray(ids, "P")
+    stored.putpalette([part for colour in palette for part in colour])
+    stored.save(path)
+
+
+def test_palette_masks_count_by_their_colours_where_the_table_has_no_ids(tmp_path: Path) -> None:
+    """Writers store palettes in the order of first use: the same index then is another class in another file."""
+    plain, stored = (fake_own(tmp_path / name, colour=True) for name in ("plain", "stored"))
+    for number, path in enumerate(sorted((stored / "masks").iterdir())):
+        as_palette(path, [[0, 1, 2], [2, 0, 1], [1, 2, 0]][number % 3])
+    one, other = open_folder(plain), open_folder(stored)
+    for split in ("train", "val"):
+        for a, b in zip(one.records(split), other.records(split), strict=True):
+            assert np.array_equal(one.read_mask(a), other.read_mask(b))
+    (stored / "classes.csv").unlink()
+    with pytest.raises(UserError, match="palettes differ") as caught:
+        open_folder(stored)
+    assert all(",".join(map(str, colour)) in str(caught.value) for colour in OWN_COLOURS)
+
+
+def test_one_band_masks_need_ids_or_greys(tmp_path: Path) -> None:
+    fake_own(tmp_path)
+    (tmp_path / "classes.csv").write_text("name,r,g,b\na,10,0,0\nb,0,10,0\nc,0,0,10\n")
+    with pytest.raises(UserError, match=r"has one band, with values 0, 1, 2, .* add the column id"):
+        open_folder(tmp_path).read_mask(open_folder(tmp_path).records("train")[0])
+    for path in (tmp_path / "masks").iterdir():
+        with Image.open(path) as picture:
+            Image.fromarray((np.asarray(picture) > 0).astype(np.uint8) * 255).save(path)
+    (tmp_path / "classes.csv").write_text("name,r,g,b\nnothing,0,0,0\nsomething,255,255,255\n")
+    folder = open_folder(tmp_path)
+    assert set(np.unique(folder.read_mask(folder.records("train")[0]))) == {0, 1}
+
+
+def test_ids_from_one_make_no_phantom_class(tmp_path: Path) -> None:
+    fake_own(tmp_path)
+    for path in (tmp_path / "masks").iterdir():
+        with Image.open(path) as picture:
+            Image.fromarray(np.asarray(picture) + 1).save(path)
+    folder = open_folder(tmp_path)
+    assert folder.table.names == ("class_1", "class_2", "class_3")
+    assert set(np.unique(folder.read_mask(folder.records("train")[0]))) == {0, 1, 2}
+
+
+def test_a_stray_pixel_is_no_class(tmp_path: Path) -> None:
+    fake_own(tmp_path)
+    path = sorted((tmp_path / "masks").iterdir())[2]
+    with Image.open(path) as picture:
+        mask = np.array(picture)
+    mask[3, 4] = 200
+    Image.fromarray(mask).save(path)
+    with pytest.raises(UserError, match=f"200: 1 pixels, first in {path.name}") as caught:
+        open_folder(tmp_path)
+    rows = str(caught.value)[str(caught.value).index("name,id,ignore") :]
+    assert "stray_200,200,1" in rows
+    (tmp_path / "classes.csv").write_text(rows + "\n")
+    folder = open_folder(tmp_path)
+    assert folder.table.names == ("class_0", "class_1", "class_2")
+    record = next(r for split in ("train", "val") for r in folder.records(split) if r.name == path.stem)
+    assert folder.read_mask(record)[3, 4] == 255
+
+
+def test_jpg_masks_are_told_to_be_png(tmp_path: Path) -> None:
+    fake_own(tmp_path, colour=True)
+    for path in list((tmp_path / "masks").iterdir()):
+        with Image.open(path) as picture:
+            picture.save(path.with_suffix(".jpg"), quality=60)
+        path.unlink()
+    folder = open_folder(tmp_path)
+    with pytest.raises(UserError, match="jpg blurs masks: save them as png"):
+        folder.read_mask(folder.records("train")[0])

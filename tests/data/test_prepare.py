@@ -130,7 +130,7 @@ def test_geoseg_folders_of_original_tiles(tmp_path: Path) -> None:
 def test_geoseg_patches_never_teach_padding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = fake_geoseg_patches(tmp_path / "source")
     run_prepare("potsdam", "--source", str(source), "--out", str(tmp_path / "out"))
-    assert "padding" in capsys.readouterr().out
+    assert "padding" in capsys.readouterr().err
     folder = open_folder(tmp_path / "out", protocol="potsdam/geoseg6")
     for record in folder.records("test"):
         mask = folder.read_mask(record, "eroded")

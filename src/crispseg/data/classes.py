@@ -37,7 +37,7 @@ class ClassTable:
     """Class names in id order, with the colour and the value each has in the mask files."""
 
     names: tuple[str, ...]
-    colours: tuple[Colour, ...] = ()  # one per class, or none: then the masks must be index masks
+    colours: tuple[Colour, ...] = ()  # one per class, or none: then the masks must be index masks (see `by_colour`)
     values: tuple[int, ...] = ()  # one per class, or none: 0, 1, 2, ...
     ignored_colours: tuple[Colour, ...] = ()
     ignored_values: tuple[int, ...] = (IGNORE,)
@@ -58,6 +58,11 @@ class ClassTable:
     def file_values(self) -> tuple[int, ...]:
         """The value of each class in an index mask."""
         return self.values or tuple(range(len(self.names)))
+
+    @property
+    def by_colour(self) -> bool:
+        """Whether masks are read by their colours: the table has colours and says nothing of ids."""
+        return bool(self.colours) and not self.values
 
     @property
     def palette(self) -> tuple[Colour, ...]:

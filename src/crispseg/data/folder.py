@@ -84,7 +84,7 @@ class Folder:
         if path is None:
             there = ", ".join(record.masks) or "none"
             raise UserError(f"{record.name} in {self.root} has no {labels} labels (there: {there})")
-        array = read_mask(path)
+        array = read_mask(path, colours=self.table.by_colour)
         if array.shape[:2] != (record.height, record.width) and record.window is None:
             raise UserError(
                 f"{path} is {array.shape[1]} x {array.shape[0]} px, but its image is {record.width} x {record.height}"

@@ -39,10 +39,23 @@ def read_image(source: Path | bytes, name: str | None = None) -> Array:
     return array if array.ndim == 3 else array[..., None]
 
 
-def read_mask(source: Path | bytes, name: str | None = None) -> Array:
-    """(H, W) of values or (H, W, 3 or 4) of colours; palette pictures come out as their indices."""
-    array = _read(source, name or str(source), palette_as_ids=True)
+def read_mask(source: Path | bytes, name: str | None = None, *, colours: bool = False) -> Array:
+    """(H, W) of values or (H, W, 3 or 4) of colours; palette pictures come out as their indices, unless their
+    `colours` are wanted."""
+    array = _read(source, name or str(source), palette_as_ids=not colours)
     return array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array
+
+
+def read_palette(source: Path | bytes, name: str | None = None) -> Array | None:
+    """(entries, 3) colours of a palette picture; None for any other."""
+    name = name or str(source)
+    if _needs_rasterio(source, name):
+        return None
+    with _explaining(name), _pillow(source, name) as picture:
+        if picture.mode != "P":
+            return None
+        picture.load()  # a png's palette comes before its pixels, a tif's with them
+        return np.array(picture.getpalette("RGB") or [], np.uint8).reshape(-1, 3)
 
 
 def read_header(source: Path | bytes, name: str | None = None) -> Header:

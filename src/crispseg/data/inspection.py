@@ -146,7 +146,7 @@ def _count_mask(report: Report, path: Path, image: Array, mask_path: Path | None
         report.problems.append(f"image {path.name} has no mask")
         return None
     try:
-        array = read_mask(mask_path)
+        array = read_mask(mask_path, colours=report.table is not None and report.table.by_colour)
         if array.shape[:2] != image.shape[:2]:
             report.problems.append(
                 f"{mask_path.name} is {array.shape[1]} x {array.shape[0]} px, but its image is "

@@ -6,12 +6,14 @@ pixels have it and where the first one is; it never becomes a class by accident.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from crispseg.data.classes import IGNORE, ClassTable, Colour
+from crispseg.data.images import read_mask
 from crispseg.errors import UserError
 
 Mask = NDArray[np.uint8]  # (H, W), class ids from 0, IGNORE where nothing is to be learnt or scored
@@ -22,6 +24,20 @@ class LabelError(UserError):
     """A colour or value that the class table does not explain."""
 
 
+def read_labels(
+    source: Path | bytes,
+    table: ClassTable,
+    name: str | None = None,
+    *,
+    unknown: Unknown = "error",
+    tolerance: int = 0,
+) -> tuple[Mask, int]:
+    """A mask file as class ids; see `encode`. A palette picture's colours count, not the order they are stored in,
+    where the table knows classes by colour alone."""
+    array = read_mask(source, name, colours=table.by_colour)
+    return encode(array, table, name or str(source), unknown=unknown, tolerance=tolerance)
+
+
 def encode(
     array: NDArray[Any], table: ClassTable, where: str, *, unknown: Unknown = "error", tolerance: int = 0
 ) -> tuple[Mask, int]:
@@ -30,7 +46,10 @@ def encode(
     Mended are the pixels whose colour lay within `tolerance` of a table colour in every channel, and, with
     unknown="ignore", those that no entry explains. Both are off unless asked for.
     """
-    if array.ndim == 2 or array.shape[2] == 1:
+    one_band = array.ndim == 2 or array.shape[2] == 1
+    if one_band and table.by_colour:
+        array = _as_greys(array.reshape(array.shape[:2]), table, where)
+    elif one_band:
         return _encode_values(array.reshape(array.shape[:2]), table, where, unknown)
     if array.shape[2] not in (3, 4):
         raise UserError(f"{where} has {array.shape[2]} bands; a mask has one (ids) or three (colours)")
@@ -44,6 +63,22 @@ def encode(
     return _encode_colours(colours, table, where, unknown, tolerance)
 
 
+def _as_greys(array: NDArray[Any], table: ClassTable, where: str) -> NDArray[np.uint8]:
+    """A mask of one band as the colours (v, v, v), for a table that knows classes by colour alone."""
+    greys = {r for r, g, b in (*table.colours, *table.ignored_colours) if r == g == b}
+    values = np.unique(array)
+    if not set(values.tolist()) <= greys:
+        raise LabelError(
+            f"{where} has one band, with values {_some(values)}, but the class table gives colours and no ids, and "
+            f"these are not its greys; add the column id with the value of each class{_lossy(where)}"
+        )
+    return np.repeat(array[..., None].astype(np.uint8), 3, axis=-1)
+
+
+def _some(values: NDArray[Any], most: int = 8) -> str:
+    return ", ".join(f"{value:g}" for value in values[:most]) + (", ..." if len(values) > most else "")
+
+
 def _encode_values(array: NDArray[Any], table: ClassTable, where: str, unknown: Unknown) -> tuple[Mask, int]:
     check_whole(array, where)
     found = {int(v): int(n) for v, n in zip(*np.unique(array, return_counts=True), strict=True)}
@@ -55,7 +90,8 @@ def _encode_values(array: NDArray[Any], table: ClassTable, where: str, unknown: 
         row, column = np.argwhere(array == value)[0]
         raise LabelError(
             f"{where}: class id {value} is out of range: {count} pixels, the first at row {row}, "
-            f"column {column}; known ids are {_listed(table.file_values)}, ignored {_listed(table.ignored_values)}"
+            f"column {column}; known ids are {_listed(table.file_values)}, ignored "
+            f"{_listed(table.ignored_values)}{_lossy(where)}"
         )
     result = np.full(array.shape, IGNORE, np.uint8)
     for value in found:
@@ -72,6 +108,15 @@ def check_whole(array: NDArray[Any], where: str) -> None:
         raise UserError(f"{where} holds NaN or infinity; an index mask holds whole class ids")
     if array.dtype.kind == "f" and not (array == np.rint(array)).all():
         raise UserError(f"{where} holds fractions; an index mask holds whole class ids")
+
+
+def is_lossy(name: str) -> bool:
+    """Whether a mask file is of a kind that blurs what it stores."""
+    return name.lower().endswith((".jpg", ".jpeg"))
+
+
+def _lossy(where: str) -> str:
+    return "; jpg blurs masks: save them as png" if is_lossy(where) else ""
 
 
 def _listed(values: tuple[int, ...]) -> str:
@@ -102,7 +147,7 @@ def _encode_colours(
         strangers.add(packed, found == _STRANGER, top)
         result[top : top + _ROWS_AT_ONCE] = np.where(found == _STRANGER, IGNORE, found)
     if strangers.count and unknown == "error":
-        raise LabelError(f"{where}: {strangers.sentence()}")
+        raise LabelError(f"{where}: {strangers.sentence()}{_lossy(where)}")
     return result, mended + strangers.count
 
 

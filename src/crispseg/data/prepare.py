@@ -19,8 +19,8 @@ from typing import Any, cast
 from crispseg import config as configs
 from crispseg.data import known
 from crispseg.data.classes import IGNORE, ClassTable
-from crispseg.data.images import Array, Header, read_header, read_image, read_mask
-from crispseg.data.labels import LabelError, Mask, Unknown, encode, histogram
+from crispseg.data.images import Array, Header, read_header, read_image
+from crispseg.data.labels import LabelError, Mask, Unknown, histogram, read_labels
 from crispseg.data.manifest import FOLDERS, MANIFEST, FileFacts, ImageEntry, band_sums, check_entry, read_manifest
 from crispseg.data.plan import Item, Plan, Wanted
 from crispseg.data.protocol import SPLITS, Protocol, get_protocol, list_protocols
@@ -159,8 +159,8 @@ def _write_item(item: Item, plan: Plan, out: Path, choices: Choices) -> dict[str
     files = {f"images/{item.name}.png": _write(out / "images" / f"{item.name}.png", data)}
     labels: dict[str, Any] = {}
     for variant, entry in item.masks.items():
-        mask, mended = encode(
-            read_mask(entry.open(), str(entry.path)),
+        mask, mended = read_labels(
+            entry.open(),
             plan.table,
             str(entry.path),
             unknown=choices.unknown_colours,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,8 +11,8 @@ import numpy as np
 
 from crispseg.data import known
 from crispseg.data.classes import IGNORE, MAX_CLASSES, ClassTable, read_class_table, table_from_rows
-from crispseg.data.images import read_mask
-from crispseg.data.labels import check_whole, pack, unpack
+from crispseg.data.images import read_mask, read_palette
+from crispseg.data.labels import check_whole, is_lossy, pack, unpack
 from crispseg.data.manifest import MANIFEST, read_manifest
 from crispseg.errors import UserError
 
@@ -35,49 +36,89 @@ def find_table(root: Path, masks: Sequence[Path], classes: Classes | None = None
 
 
 def infer_table(root: Path, masks: Sequence[Path]) -> ClassTable:
-    """class_0, class_1, ... up to the largest id in the masks; 255 is ignored."""
+    """A class for each id in the masks, which must be 0, 1, 2, ... or 1, 2, 3, ... without gaps; 255 is ignored."""
     if not masks:
         raise UserError(f"{root} has no masks to tell the classes from")
-    values: set[int] = set()
+    found = _count_values(root, masks)
+    ids = sorted(value for value in found if value != IGNORE)
+    if not ids or ids == [0]:
+        raise UserError(
+            f"the masks of {root} hold only {' and '.join(map(str, sorted(found)))}; 255 means ignored here. For a "
+            f"mask of something and nothing write {root / 'classes.csv'}:\nname,id\nnothing,0\nsomething,255"
+        )
+    if ids[0] not in (0, 1) or ids != list(range(ids[0], ids[-1] + 1)) or len(ids) > MAX_CLASSES:
+        raise _ask_for_ids(root, found)
+    return ClassTable(tuple(f"class_{i}" for i in ids), values=tuple(ids) if ids[0] else ())
+
+
+@dataclasses.dataclass
+class _Found:
+    """A value of index masks: in how many pixels, and the first mask that has it."""
+
+    pixels: int
+    first: Path
+    colour: tuple[int, ...] = ()  # in a palette
+
+
+def _count_values(root: Path, masks: Sequence[Path]) -> dict[int, _Found]:
+    """The values of index masks. A value that has one colour here and another there has no one meaning."""
+    found: dict[int, _Found] = {}
     for path in masks:
         array = read_mask(path)
         if array.ndim == 3:
             raise _ask_for_colours(root, masks)
         check_whole(array, str(path))
-        values.update(int(value) for value in np.unique(array))
-    if values <= {0, IGNORE}:
-        raise UserError(
-            f"the masks of {root} hold only {_listed(values)}; 255 means ignored here. For a mask of something and "
-            f"nothing write {root / 'classes.csv'}:\nname,id\nnothing,0\nsomething,255"
-        )
-    largest = max(values - {IGNORE})
-    if min(values) < 0 or largest >= MAX_CLASSES:
-        raise UserError(f"the masks of {root} hold ids from {min(values)} to {largest}; write {root / 'classes.csv'}")
-    return ClassTable(tuple(f"class_{i}" for i in range(largest + 1)))
+        palette = read_palette(path)
+        for value, pixels in zip(*np.unique(array, return_counts=True), strict=True):
+            own = found.setdefault(int(value), _Found(0, path))
+            own.pixels += int(pixels)
+            if palette is not None and value < len(palette):
+                colour = tuple(palette[value].tolist())
+                if own.colour not in ((), colour):
+                    raise _ask_for_colours(root, masks, palettes=True)
+                own.colour = colour
+    return found
 
 
-def _listed(values: set[int]) -> str:
-    return " and ".join(map(str, sorted(values)))
+def _ask_for_ids(root: Path, found: dict[int, _Found]) -> UserError:
+    """Ids with gaps: what is rare is more likely a slip of the pen than a class, so it is proposed to be ignored."""
+    total = sum(each.pixels for each in found.values())
+    few = max(1, total // 10_000)
+    listed = sorted((value, each) for value, each in found.items() if value != IGNORE)
+    seen = "\n".join(f"  {v}: {each.pixels} pixels, first in {each.first.name}" for v, each in listed[:_MOST_LISTED])
+    rows = "\n".join(
+        f"class_{v},{v}," if each.pixels > few else f"stray_{v},{v},1" for v, each in listed[:_MOST_LISTED]
+    )
+    more = f"\n  and {len(listed) - _MOST_LISTED} other values" if len(listed) > _MOST_LISTED else ""
+    return UserError(
+        f"the masks of {root} hold values that do not count 0, 1, 2, ...; without a class table they cannot be told "
+        f"from mistakes. Values found:\n{seen}{more}\nWrite {root / 'classes.csv'} with a name for each class, and 1 "
+        f"in the last column of what is to be ignored:\nname,id,ignore\n{rows}"
+    )
+
+
+_MOST_LISTED = 20
 
 
 def count_colours(masks: Sequence[Path], at_most: int = 20) -> list[tuple[tuple[int, int, int], int]]:
     """The commonest colours of colour masks, with their pixels."""
     counts: Counter[int] = Counter()
     for path in masks:
-        array = read_mask(path)
+        array = read_mask(path, colours=True)
         if array.ndim == 3 and array.dtype == np.uint8 and array.shape[2] >= 3:
             found, times = np.unique(pack(array[..., :3]), return_counts=True)
             counts.update(dict(zip(found.tolist(), times.tolist(), strict=True)))
     return [(unpack(packed), pixels) for packed, pixels in counts.most_common(at_most)]
 
 
-def _ask_for_colours(root: Path, masks: Sequence[Path]) -> UserError:
+def _ask_for_colours(root: Path, masks: Sequence[Path], palettes: bool = False) -> UserError:
     colours = count_colours(masks)
     seen = "\n".join(f"  {r},{g},{b}: {pixels} pixels" for (r, g, b), pixels in colours)
     rows = "\n".join(f"name_{i},{r},{g},{b}," for i, ((r, g, b), _) in enumerate(colours))
-    lossy = " (jpg masks blur their colours: save them as png)" if masks[0].suffix.lower()[:3] == ".jp" else ""
+    why = "are palette pictures whose palettes differ" if palettes else "are colours"
+    lossy = " (jpg masks blur their colours: save them as png)" if is_lossy(masks[0].name) else ""
     return UserError(
-        f"the masks of {root} are colours, and there is no class table{lossy}. Colours found:\n{seen}\n"
+        f"the masks of {root} {why}, and there is no class table{lossy}. Colours found:\n{seen}\n"
         f"Write {root / 'classes.csv'} with a name for each, and 1 in the last column of what is to be ignored:\n"
         f"name,r,g,b,ignore\n{rows}"
     )

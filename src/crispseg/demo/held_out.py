@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crispseg.data.classes import ClassTable
-from crispseg.data.images import read_image, read_mask
+from crispseg.data.images import read_image
 from crispseg.data.known import DUBAI
-from crispseg.data.labels import encode
+from crispseg.data.labels import read_labels
 from crispseg.errors import UserError
 
 DUBAI_TILE1 = Path(__file__).with_name("dubai_tile1")
@@ -46,7 +46,7 @@ class HeldOut:
 
     def truth(self) -> NDArray[np.uint8]:
         """(H, W) class ids, 255 where not labelled"""
-        return encode(read_mask(self.truth_path), self.table, str(self.truth_path))[0]
+        return read_labels(self.truth_path, self.table)[0]
 
     def _file(self, name: str) -> Path:
         path = self.folder / name

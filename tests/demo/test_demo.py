@@ -25,8 +25,8 @@ from tests.models.test_registered import SHRINK_CRISP
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 FILES = {
-    "close_up.png", "index.html", "map.geojson", "map.gpkg", "map.tif", "map_confidence.tif", "scene.jpg",
-    "scores.json", "side_by_side.png", "truth.png",
+    "close_up.png", "index.html", "map.geojson", "map.gpkg", "map.qml", "map.tif", "map.tif.aux.xml",
+    "map_confidence.tif", "scene.jpg", "scores.json", "side_by_side.png", "truth.png",
 }  # fmt: skip
 
 
@@ -92,7 +92,7 @@ def check_polygons(out, predicted):
 
     tables = []
     for name in ("map.gpkg", "map.geojson"):
-        meta, _, geometry, columns = pyogrio.raw.read(out / name)
+        meta, _, geometry, columns = pyogrio.raw.read(out / name, layer="classes")
         fields = dict(zip(meta["fields"], columns, strict=True))
         assert {"class_id", "class", "area", "confidence"} <= set(fields)
         assert set(fields["class"]) <= set(DUBAI.names) and sum(fields["area"]) == predicted.size

@@ -62,7 +62,7 @@ def _add_output(group: Any) -> None:
     group.add_argument("--probabilities", action="store_true", help="also OUT_probabilities.tif, a band per class")
     group.add_argument("--boundaries", action="store_true", help="also OUT_boundaries.tif, 1 where classes meet")
     group.add_argument(
-        "--polygons", metavar="FILE", help="a .gpkg, .geojson or .fgb; or just gpkg to put it beside each map"
+        "--polygons", metavar="FILE", help="a .gpkg, .geojson, .fgb or .parquet; or just gpkg to put it beside each map"
     )
     group.add_argument(
         "--min-area", type=float, default=0.0, metavar="M2", help="merge smaller regions into their neighbours"

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 _FILES = {
     "map.tif": "class map, a Cloud Optimized GeoTIFF with colours and class names",
+    "map.tif.aux.xml": "its class names and colours for GDAL",
+    "map.qml": "its style for QGIS",
     "map_confidence.tif": "how sure the model is, 0 to 254",
     "map.gpkg": "polygons, GeoPackage",
     "map.geojson": "the same polygons, GeoJSON",

@@ -11,8 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crispseg import __version__
+from crispseg.files import write_text
 from crispseg.geo.areas import ClassAreas
 from crispseg.geo.grid import Grid
+from crispseg.geo.style import Style, sidecars
 from crispseg.geo.writer import NODATA, MapKind, MapWriter, class_palette
 from crispseg.models.base import SegmentationModel
 from crispseg.predict.products import SURE, Band
@@ -31,6 +33,10 @@ class Legend:
     def of(cls, model: SegmentationModel, version: str) -> Legend:
         names = model.info.classes or tuple(f"class {k}" for k in range(model.num_classes))
         return cls(model.name, version, names, class_palette(model.info.palette, model.num_classes))
+
+    @property
+    def style(self) -> Style:
+        return Style(self.classes, self.palette, tuple(range(len(self.classes))))
 
     def tags(self) -> dict[str, str]:
         return {
@@ -78,10 +84,22 @@ def write_maps(
                     writer.write(rows if rows.ndim == 3 else rows[None])
         if "boundaries" in writers:
             writers["boundaries"].write(outline.last()[None])
-        return [(writer.finish(), writer.target) for writer in writers.values()], areas
+        finished = [(writer.finish(), writer.target) for writer in writers.values()]
+        return [*_style_files(folder, target, legend, areas), *finished], areas
     finally:
         for writer in writers.values():
             writer.close()
+
+
+def _style_files(folder: Path, target: Path, legend: Legend, areas: ClassAreas) -> list[tuple[Path, Path]]:
+    """What shows the class map named and coloured, written in `folder`."""
+    counts = areas.pixels[: len(legend.classes)].tolist()
+    texts = (legend.style.gdal_sidecar(counts), legend.style.raster_qml())
+    files = []
+    for path, text in zip(sidecars(target), texts, strict=True):
+        write_text(folder / path.name, text)
+        files.append((folder / path.name, path))
+    return files
 
 
 class Outline:

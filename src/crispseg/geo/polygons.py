@@ -1,4 +1,4 @@
-"""Class regions to a vector file (GeoPackage, GeoJSON, FlatGeobuf), made and written piece by piece."""
+"""Class regions to a vector file (GeoPackage, GeoJSON, FlatGeobuf, GeoParquet), made and written piece by piece."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import contextlib
 import dataclasses
 import itertools
 import math
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from crispseg.errors import UserError
 from crispseg.geo.grid import Grid
+from crispseg.geo.layers import Columns, Layer, Polygons, open_layer
 from crispseg.geo.regions import Finished, MapRows, find_regions
 from crispseg.geo.sieve import sieved
+from crispseg.geo.style import Style
 from crispseg.geo.writer import explaining_failure
 from crispseg.predict.products import SURE
 
-DRIVERS = {".gpkg": "GPKG", ".geojson": "GeoJSON", ".fgb": "FlatGeobuf"}
+ENDINGS = (".gpkg", ".geojson", ".fgb", ".parquet")
 _AT_ONCE = 20_000  # regions written in one go
 
 
@@ -35,13 +35,13 @@ class PolygonChoice:
 
     def __post_init__(self) -> None:
         ending = f".{self.to.lower().rpartition('.')[2]}"
-        if ending not in DRIVERS:
-            raise UserError(f"polygons are written to {', '.join(DRIVERS)}, not {self.to}")
+        if ending not in ENDINGS:
+            raise UserError(f"polygons are written to {', '.join(ENDINGS)}, not {self.to}")
         if self.min_area < 0 or self.simplify < 0:
             raise UserError("the minimum area and the simplification must not be negative")
 
     def path(self, target: Path) -> Path:
-        if self.to.lower().lstrip(".") in {ending[1:] for ending in DRIVERS}:
+        if self.to.lower().lstrip(".") in {ending[1:] for ending in ENDINGS}:
             return target.with_suffix(f".{self.to.lower().lstrip('.')}")
         return Path(self.to)
 
@@ -50,7 +50,7 @@ def write_polygons(
     bands: Callable[[], Iterable[MapRows]],
     path: Path,
     grid: Grid,
-    classes: tuple[str, ...],
+    style: Style,
     choice: PolygonChoice,
     with_confidence: bool = True,
 ) -> tuple[Path, int]:
@@ -67,69 +67,43 @@ def write_polygons(
             path.parent.mkdir(parents=True, exist_ok=True)
             aside.unlink(missing_ok=True)
             rows = sieved(bands, grid, choice.min_area) if choice.min_area else bands()
-            layer = _Layer(aside, grid, classes, with_confidence)
-            layer.write(find_regions(rows, grid, tolerance))
+            regions = find_regions(rows, grid, tolerance)
+            count = _write(open_layer(aside, grid, style), regions, grid, style, with_confidence)
     except BaseException:
         with contextlib.suppress(OSError):
             aside.unlink()
         raise
-    return aside, layer.count
+    return aside, count
 
 
-@dataclasses.dataclass
-class _Layer:
-    """The file's one layer, written some thousand regions at a time."""
+def _write(layer: Layer, regions: Iterator[Finished], grid: Grid, style: Style, with_confidence: bool) -> int:
+    count = 0
+    try:
+        layer.append(*_as_features(some := list(itertools.islice(regions, _AT_ONCE)), grid, style, with_confidence))
+        while some:
+            count += len(some)
+            if some := list(itertools.islice(regions, layer.next_batch(_AT_ONCE))):
+                layer.append(*_as_features(some, grid, style, with_confidence))
+        layer.finish()
+    finally:
+        layer.close()
+    return count
 
-    path: Path
-    grid: Grid
-    classes: tuple[str, ...]
-    with_confidence: bool
-    count: int = 0
 
-    def write(self, regions: Iterator[Finished]) -> None:
-        import pyogrio
+def _as_features(regions: list[Finished], grid: Grid, style: Style, with_confidence: bool) -> tuple[Polygons, Columns]:
+    import shapely
 
-        # GeoPackage notes when it was written; the same map shall have the same bytes
-        pyogrio.set_gdal_config_options({"OGR_CURRENT_DATE": "1970-01-01T00:00:00Z"})
-        try:
-            self._append(list(itertools.islice(regions, _AT_ONCE)))
-            while some := list(itertools.islice(regions, self._next_batch())):
-                self._append(some)
-        finally:
-            pyogrio.set_gdal_config_options({"OGR_CURRENT_DATE": None})
+    a, b, c, d, e, f = grid.transform
 
-    def _next_batch(self) -> int:
-        """GDAL writes the whole of a FlatGeobuf or GeoJSON again to append: seldom enough, that costs little."""
-        return _AT_ONCE if self.path.suffix == ".gpkg" else max(_AT_ONCE, self.count // 4)
-
-    def _append(self, regions: list[Finished]) -> None:
-        import shapely
-        from pyogrio.raw import write
-
-        polygons = shapely.transform(np.array([region.polygon for region in regions], object), self._on_ground)
-        columns: dict[str, Any] = {
-            "class_id": np.array([region.class_id for region in regions], np.int32),
-            "class": np.array([self.classes[region.class_id] for region in regions], object),
-            "area": np.array([region.area for region in regions], float),
-        }
-        if self.with_confidence:
-            columns["confidence"] = np.array([region.confidence / SURE for region in regions], float)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "'crs' was not provided")  # the user was told already
-            write(
-                self.path,
-                geometry=shapely.to_wkb(polygons),
-                field_data=list(columns.values()),
-                fields=list(columns),
-                crs=self.grid.crs or None,
-                geometry_type="Polygon",
-                driver=DRIVERS[self.path.suffix],
-                layer="classes",
-                append=self.count > 0,
-            )
-        self.count += len(regions)
-
-    def _on_ground(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
-        a, b, c, d, e, f = self.grid.transform
+    def on_ground(points: NDArray[np.float64]) -> NDArray[np.float64]:
         x, y = points.T
         return np.stack([a * x + b * y + c, d * x + e * y + f], axis=1)
+
+    columns: Columns = {
+        "class_id": np.array([region.class_id for region in regions], np.int32),
+        "class": np.array([style.classes[region.class_id] for region in regions], object),
+        "area": np.array([region.area for region in regions], float),
+    }
+    if with_confidence:
+        columns["confidence"] = np.array([region.confidence / SURE for region in regions], float)
+    return shapely.transform(np.array([region.polygon for region in regions], object), on_ground), columns

@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 from crispseg.errors import UserError
 from crispseg.geo.gdal import bounded_cache
 from crispseg.geo.polygons import PolygonChoice, write_polygons
-from crispseg.geo.reader import explaining_damage, grid_of, open_raster
+from crispseg.geo.reader import explaining_damage, grid_of, open_raster, palette
 from crispseg.geo.regions import NODATA, MapRows, in_parts
+from crispseg.geo.style import Style
+from crispseg.geo.writer import class_palette
 from crispseg.predict.source import Window
 
 _ROWS = 512
@@ -30,7 +32,7 @@ def vectorize_map(
         if dataset.count != 1 or dataset.dtypes[0] != "uint8":
             raise UserError(f"{class_map} is no class map: it has {dataset.count} bands of {dataset.dtypes[0]}")
         grid = grid_of(dataset)
-        names = _class_names(dataset.tags())
+        style = _style(dataset)
         if confidence is not None:
             _check_fit(class_map, grid.height, grid.width, confidence)
 
@@ -39,7 +41,7 @@ def vectorize_map(
                 yield from _rows(class_map, confidence)
 
         target = Path(output)
-        aside, count = write_polygons(bands, target, grid, names, choice, confidence is not None)
+        aside, count = write_polygons(bands, target, grid, style, choice, confidence is not None)
     os.replace(aside, target)
     return count
 
@@ -66,13 +68,18 @@ def _read(dataset: Any, path: str, window: Window) -> NDArray[np.uint8]:
     return rows
 
 
-def _class_names(tags: dict[str, str]) -> tuple[str, ...]:
-    """The names our maps carry in their tags; other maps get numbers."""
+def _style(dataset: Any) -> Style:
+    """The names our maps carry in their tags and the colours of the map; other maps get numbers and hues."""
     try:
-        named = {int(k): str(v) for k, v in json.loads(tags["CLASSES"]).items()}
+        named = {int(k): str(v) for k, v in json.loads(dataset.tags()["CLASSES"]).items()}
     except (KeyError, ValueError, AttributeError):
         named = {}
-    return tuple(named.get(k, f"class {k}") for k in range(NODATA))
+    names = tuple(named.get(k, f"class {k}") for k in range(NODATA))
+    colours = palette(dataset)
+    hues = class_palette((), NODATA)
+    if colours is not None:
+        hues = tuple((int(r), int(g), int(b)) for r, g, b, _ in colours[:NODATA])
+    return Style(names, hues, tuple(k for k in sorted(named) if 0 <= k < NODATA))
 
 
 def _check_fit(class_map: str, height: int, width: int, confidence: str) -> None:

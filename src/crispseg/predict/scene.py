@@ -166,7 +166,7 @@ def _make_files(
         memory.give_back()
         watcher.say(f"writing {path}")
         rows = _rows_of(journal)
-        aside, _ = write_polygons(rows, path, scene.grid, legend.classes, request.polygons)
+        aside, _ = write_polygons(rows, path, scene.grid, legend.style, request.polygons)
         moves.insert(0, (aside, path))
     result = Result(
         scene.path, tuple(str(path) for _, path in moves), scene.grid.area_unit, areas.table(legend.classes)

@@ -69,9 +69,9 @@ def test_what_cannot_be_read(tmp_path):
     path = tmp_path / "r.json"
     for text in ("not json", "[]", "{}"):
         path.write_text(text)
-        with pytest.raises(UserError, match="not a result"):
+        with pytest.raises(UserError, match="not a result|is damaged"):
             read(path)
-    with pytest.raises(UserError, match="cannot read"):
+    with pytest.raises(UserError, match="there is no result"):
         read(tmp_path / "absent.json")
     write(dataclasses.replace(result(), format=99), path)
     with pytest.raises(UserError, match="newer crispseg"):

@@ -192,7 +192,7 @@ def test_reconstructed_size_of_the_head():
 
 
 def test_clear_errors():
-    with pytest.raises(UserError, match="at least one prototype"):
+    with pytest.raises(UserError, match="prototypes must be from 1"):
         make_head(prototypes=0)
     with pytest.raises(UserError, match="descriptor_stride 2 a descriptor has dim / 4 = 8"):
         make_head(neck="concat", descriptor_dim=32)

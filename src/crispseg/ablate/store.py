@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
+from crispseg import config as configs
 from crispseg.ablate.identity import default_description, same
 from crispseg.ablate.plan import Run
 from crispseg.errors import UserError
 from crispseg.files import write_json
+from crispseg.reading import read_json
+from crispseg.train.run_folder import read_result
 
 RESULTS = "results.json"
+
+
+class _ModelName(TypedDict):
+    name: str | None
+
+
+class _Description(TypedDict):
+    model: _ModelName
+
+
+class _Entry(TypedDict):
+    description: _Description
+    result: dict[str, Any]
+
+
+class _File(TypedDict):
+    runs: dict[str, _Entry]
+    failed: dict[str, str]
 
 
 class Store:
@@ -26,10 +46,12 @@ class Store:
         self._lock = threading.Lock()
         if self.path.exists():
             try:
-                values = json.loads(self.path.read_text(encoding="utf-8"))
-                self.runs, self.failed = values["runs"], values["failed"]
-            except (ValueError, KeyError, TypeError) as error:
-                raise UserError(f"{self.path} is not a file that `crisp ablate` wrote; move it away") from error
+                values: _File = configs.checked(_File, read_json(self.path), "it")
+            except UserError as error:
+                raise UserError(
+                    f"{self.path} is not a file that `crisp ablate` wrote ({error}); move it away"
+                ) from error
+            self.runs, self.failed = {name: {**entry} for name, entry in values["runs"].items()}, values["failed"]
 
     def collect(self, runs: Iterable[Run]) -> None:
         """Take in the results of run folders that are not here yet."""
@@ -72,7 +94,7 @@ class Store:
         return "unfinished" if run.folder.exists() else "not run"
 
     def _take(self, run: Run) -> None:
-        result = json.loads(run.result_file.read_text(encoding="utf-8"))
+        result = read_result(run.folder)
         self.runs[run.name] = {"description": run.description, "result": result}
         self.failed.pop(run.name, None)
 

@@ -13,6 +13,7 @@ from crispseg.analysis.prototypes import USED
 from crispseg.analysis.result import AS_TRAINED, Analysis, Variant, deviation
 from crispseg.analysis.watching import PLACES
 from crispseg.evaluate.tables import Table, percent
+from crispseg.reading import plain_cell
 
 SCORES, MISTAKES, USE, BETWEEN = "Right and wrong", "Largest mistakes", "Use of prototypes", "Classes apart"
 SPECTRA = {place: f"Spectral ratio: {what}" for place, what in PLACES.items()}
@@ -121,7 +122,7 @@ def spectrum_csv(analysis: Analysis) -> str:
             for block, values in getattr(variant.spectrum, place).items():
                 for name, value in zip(analysis.names, values, strict=True):
                     row = (variant.label, variant.source, place, block, name, f"{value:.8g}", analysis.conditions.line)
-                    writer.writerow(row)
+                    writer.writerow(map(plain_cell, row))
     return buffer.getvalue()
 
 

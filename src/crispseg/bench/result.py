@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import json
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar
 
 from crispseg import config as configs
 from crispseg.errors import UserError
 from crispseg.files import write_json
+from crispseg.reading import read_json
 
 FORMAT = 1
 Status = Literal["ok", "wrong", "failed", "out of memory"]
@@ -136,19 +136,24 @@ def of_type(cells: tuple[Cell, ...], kind: type[C]) -> list[C]:
     return [cell for cell in cells if isinstance(cell, kind)]
 
 
+class _Head(TypedDict):
+    kind: str
+    format: int
+    cells: list[dict[str, Any]]
+
+
 def write(result: Result, path: str | Path) -> None:
     write_json(path, configs.to_dict(result))
 
 
 def read(path: str | Path) -> Result:
     """The result in a JSON file that `write` wrote."""
+    values = read_json(path, "result of `crisp bench`")
     try:
-        values = json.loads(Path(path).read_text(encoding="utf-8"))
-        kind, version = values["kind"], int(values["format"])
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is not a result of `crisp bench`") from error
+        head: _Head = configs.checked(_Head, values, "it")
+    except UserError as error:
+        raise UserError(f"{path} is not a result of `crisp bench`: {error}") from error
+    kind, version = head["kind"], head["format"]
     if version > FORMAT or kind not in _CELLS:
         raise UserError(f"{path} was written by a newer crispseg (format {version}, kind {kind!r}); upgrade crispseg")
     cells = tuple(configs.build(_CELLS[kind], cell, "cells.") for cell in values.pop("cells"))

@@ -17,7 +17,9 @@ from crispseg.data.folder import Folder, Record
 from crispseg.data.images import Array
 from crispseg.data.labels import Mask
 from crispseg.data.protocol import Labels
+from crispseg.errors import UserError
 from crispseg.files import replacing
+from crispseg.reading import DAMAGE
 
 BUDGET = 6 << 30  # bytes
 
@@ -70,12 +72,15 @@ class Arrays:
         if self._cache is None:
             return self._decode(record)
         paths = [self._cache / f"{record.name}-{self._stamp(record)}-{part}.npy" for part in ("image", "mask")]
-        if not all(path.exists() for path in paths):
+        kept = _mapped(paths)
+        if kept is None or kept[1].shape != kept[0].shape[:2] or kept[1].dtype != np.uint8:
             for path, array in zip(paths, self._decode(record), strict=True):
                 with replacing(path) as aside, aside.open("wb") as file:
                     np.save(file, array)
-        image, mask = (np.load(path, mmap_mode="r") for path in paths)
-        return image, mask
+            kept = _mapped(paths)
+        if kept is None:
+            raise UserError(f"cannot read back {paths[0]}; is data.cache on a disk that works?")
+        return kept[0], kept[1]
 
     def _decode(self, record: Record) -> tuple[Array, Mask]:
         image, mask = self._folder.read_image(record), self._folder.read_mask(record, self._labels)
@@ -90,3 +95,11 @@ class Arrays:
         facts = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
         key = repr((facts, self._labels, self._folder.protocol.hash, self._folder.table))
         return hashlib.sha256(key.encode()).hexdigest()[:16]
+
+
+def _mapped(paths: list[Path]) -> list[Array] | None:
+    """The arrays of these files, or None where one is missing or damaged."""
+    try:
+        return [np.load(path, mmap_mode="r", allow_pickle=False) for path in paths]
+    except DAMAGE:
+        return None

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from crispseg import config as configs
 from crispseg.data.folder import Folder, open_folder
@@ -12,8 +11,25 @@ from crispseg.errors import UserError
 from crispseg.models.base import SegmentationModel
 from crispseg.models.folder import CONFIG, load
 from crispseg.models.shipped import find_folder
+from crispseg.reading import read_json
 
 _RUN_CONFIG, _RUN_PROTOCOL, _BEST = "config.yaml", "protocol.json", "best"
+
+
+class _RunProtocol(TypedDict, total=False):
+    """Of protocol.json, what is asked for here."""
+
+    dataset: str
+    train: list[str]
+
+
+class _RunData(TypedDict, total=False):
+    """Of config.yaml of a run, its data."""
+
+    path: str
+    protocol: str | None
+    classes: str | None
+    split: str | None
 
 
 class Opened(NamedTuple):
@@ -47,9 +63,14 @@ def open_data(
     """The data folder. Where nothing else is said, a model trained on it is scored on its own training's split."""
     if protocol is None and classes is None and split_file is None:
         for run in (each.run for each in opened if each.run is not None):
-            data = configs.read_yaml(run / _RUN_CONFIG).get("data", {})
+            given: Any = configs.read_yaml(run / _RUN_CONFIG).get("data", {})
+            data: _RunData = configs.checked(_RunData, given, f"{run / _RUN_CONFIG}: data")
             if Path(data.get("path", "")).resolve() == Path(path).resolve():
-                protocol, classes, split_file = (data.get(key) for key in ("protocol", "classes", "split"))
+                protocol, classes, split_file = (
+                    data.get("protocol"),
+                    data.get("classes"),
+                    data.get("split"),
+                )
                 break
     return open_folder(path, protocol=protocol, classes=classes, split=split_file)
 
@@ -60,7 +81,8 @@ def training_notes(opened: Opened, folder: Folder, split: str | None) -> list[st
     if f"#{protocol.hash}," in trained:
         return []
     if opened.run is not None and (opened.run / _RUN_PROTOCOL).is_file():
-        run = json.loads((opened.run / _RUN_PROTOCOL).read_text(encoding="utf-8"))
+        path = opened.run / _RUN_PROTOCOL
+        run: _RunProtocol = configs.checked(_RunProtocol, read_json(path), str(path))
         names = [record.name for record in folder.records(split or protocol.scored_split)]
         seen = [n for n in names if any(n == tile or n.startswith(f"{tile}_") for tile in run.get("train", ()))]
         if seen and run.get("dataset") == protocol.dataset:

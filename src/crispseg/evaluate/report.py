@@ -18,6 +18,7 @@ from crispseg.evaluate.pictures import draw_confusion, draw_reliability, draw_wo
 from crispseg.evaluate.result import Evaluation
 from crispseg.evaluate.tables import all_tables
 from crispseg.files import replacing
+from crispseg.reading import plain_cell
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -125,5 +126,5 @@ def _per_image(evaluation: Evaluation) -> str:
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, list(rows[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({name: plain_cell(value) for name, value in row.items()} for row in rows)
     return buffer.getvalue()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
+import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 
@@ -14,9 +15,11 @@ from crispseg import config as configs
 from crispseg.errors import UserError
 from crispseg.files import replacing, write_json, write_text
 from crispseg.models.base import ModelInfo, SegmentationModel
+from crispseg.models.budget import Budget, Held
 from crispseg.models.registry import create_model
 from crispseg.models.shipped import find_folder
-from crispseg.models.weights import read_weights
+from crispseg.models.weights import read_weight_names, read_weights
+from crispseg.reading import read_json, reason
 
 FORMAT = 1
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
@@ -58,15 +61,24 @@ def load(
     `folder` may also be the name of a model that comes with crispseg, e.g. `crisp_nano_dubai`.
     """
     folder = find_folder(folder)
-    config = _read_config(folder)
-    if num_classes is not None and num_classes != config["num_classes"]:
-        raise UserError(f"the model in {folder} has {config['num_classes']} classes, not {num_classes}")
-    model = create_model(config["name"], config["num_classes"], config["in_channels"], **config["options"])
-    model.info = configs.build(ModelInfo, config["info"], "info.")
-    weights = read_weights(folder / WEIGHTS)
-    _check_fit(model, weights, folder)
-    model.load_state_dict(weights)
+    saved = _read_config(folder)
+    if num_classes is not None and num_classes != saved["num_classes"]:
+        raise UserError(f"the model in {folder} has {saved['num_classes']} classes, not {num_classes}")
+    held = read_weight_names(folder / WEIGHTS)
+    model = _build(saved, held, folder / CONFIG)
+    _check_fit(model, held, folder)
+    model.info = saved["info"]
+    model.load_state_dict(read_weights(folder / WEIGHTS))
     return model.to(device).eval()
+
+
+def _build(saved: SavedModel, held: Mapping[str, Held], path: Path) -> SegmentationModel:
+    """The network that config.json describes, as long as it is no larger than the weights that lie beside it."""
+    try:
+        with Budget(held, str(path)):
+            return create_model(saved["name"], saved["num_classes"], saved["in_channels"], **saved["options"])
+    except (ArithmeticError, AssertionError, RuntimeError, TypeError, ValueError) as error:
+        raise UserError(f"{path} describes no model that can be made: {reason(error)}") from error
 
 
 def _stored(tensor: torch.Tensor, half: bool) -> torch.Tensor:
@@ -112,27 +124,48 @@ def _score_lines(scores: dict[str, Any]) -> list[str]:
     ]
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
+class SavedModel(TypedDict):
+    """What config.json says."""
+
+    format: int
+    name: str
+    num_classes: int
+    in_channels: int
+    options: dict[str, Any]
+    info: ModelInfo
+
+
+def _read_config(folder: Path) -> SavedModel:
     path = folder / CONFIG
     if not path.is_file():
         raise UserError(f"{folder} is not a model folder: it has no {CONFIG}")
+    values = read_json(path)
+    _refuse_newer(values, folder)
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        version = int(config["format"])
-    except (ValueError, KeyError, TypeError) as error:
+        saved: SavedModel = configs.checked(SavedModel, values, "it")
+        _check_card(saved["info"])
+    except UserError as error:
         raise UserError(f"{path} is damaged: {error}") from error
-    if version > FORMAT:
+    return saved
+
+
+def _refuse_newer(values: Any, folder: Path) -> None:
+    version = values.get("format") if isinstance(values, dict) else None
+    if isinstance(version, int) and version > FORMAT:
         raise UserError(
-            f"{folder} was saved by crispseg {config.get('crispseg', '?')} in a newer format ({version}; "
-            f"this version reads up to {FORMAT}); upgrade crispseg"
+            f"{folder} was saved by crispseg {configs.shown(values.get('crispseg', '?'))[1:-1]} in a newer format "
+            f"({version}; this version reads up to {FORMAT}); upgrade crispseg"
         )
-    missing = [key for key in ("name", "num_classes", "in_channels", "options", "info") if key not in config]
-    if missing:
-        raise UserError(f"{path} is damaged: it lacks {', '.join(missing)}")
-    return config
 
 
-def _check_fit(model: SegmentationModel, weights: dict[str, torch.Tensor], folder: Path) -> None:
+def _check_card(info: ModelInfo) -> None:
+    if not all(map(math.isfinite, (*info.mean, *info.std, info.resolution or 0.0))):
+        raise UserError("info.mean, info.std and info.resolution must be finite numbers")
+    if not all(0 <= value <= 255 for colour in info.palette for value in colour):
+        raise UserError("the colours of info.palette are numbers from 0 to 255")
+
+
+def _check_fit(model: SegmentationModel, weights: Mapping[str, Held], folder: Path) -> None:
     ours = model.state_dict()
     absent = [name for name in ours if name not in weights]
     extra = [name for name in weights if name not in ours]
@@ -143,8 +176,8 @@ def _check_fit(model: SegmentationModel, weights: dict[str, torch.Tensor], folde
             f"{len(extra)} are unknown, e.g. {names}"
         )
     for name, tensor in ours.items():
-        if weights[name].shape != tensor.shape:
+        if weights[name].shape != tuple(tensor.shape):
             raise UserError(
-                f"{folder / WEIGHTS} and {CONFIG} do not belong together: {name} is {tuple(weights[name].shape)} in "
+                f"{folder / WEIGHTS} and {CONFIG} do not belong together: {name} is {weights[name].shape} in "
                 f"the file, but {model.num_classes} classes and {model.in_channels} bands make it {tuple(tensor.shape)}"
             )

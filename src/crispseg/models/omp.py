@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from crispseg.errors import UserError
 from crispseg.models.layers import BatchNorm2d, ConvNorm
+from crispseg.models.options import check_sizes
 from crispseg.ops import residual_attention
 from crispseg.ops.cosines import best_match, match
 from crispseg.ops.cross_attention import attention, few_tokens_attention, takes
@@ -49,6 +50,13 @@ class OMPConfig:
     # the best takes all. Evaluation takes the maximum in both.
     matching: Literal["max", "lse"] = "max"
     centred: bool = False  # pixels are centred (and scaled) over the training set before they are matched
+
+    def __post_init__(self) -> None:
+        check_sizes(prototypes=self.prototypes, dim=self.dim, attention_heads=self.attention_heads)
+        check_sizes(candidates=self.candidates, layers=self.layers, descriptor_dim=self.descriptor_dim)
+        check_sizes(mlp_dim=self.mlp_dim)
+        if not 0 < self.logit_scale < math.inf:
+            raise UserError(f"logit_scale must be more than 0, not {self.logit_scale}")
 
     def resolved(self) -> OMPConfig:
         """The config with no None left."""
@@ -230,8 +238,6 @@ class OMPHead(nn.Module):
 
     def __init__(self, widths: Sequence[int], num_classes: int, config: OMPConfig) -> None:
         super().__init__()
-        if config.prototypes < 1:
-            raise UserError(f"a class needs at least one prototype, not {config.prototypes}")
         self.config = config = config.resolved()
         assert config.layers and config.descriptor_dim and config.mlp_dim
         if config.descriptor_stride == 2 and config.dim != 4 * config.descriptor_dim:

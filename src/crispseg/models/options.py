@@ -6,7 +6,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from crispseg.errors import unknown
+from crispseg.errors import UserError, unknown
+
+_LARGEST = 1 << 16
 
 
 def split_options(options: Mapping[str, Any], *config_classes: type) -> list[dict[str, Any]]:
@@ -17,3 +19,11 @@ def split_options(options: Mapping[str, Any], *config_classes: type) -> list[dic
         if name not in known:
             raise unknown("model option", name, known)
     return [{name: options[name] for name in names if name in options} for names in fields]
+
+
+def check_sizes(**sizes: int | tuple[int, ...] | None) -> None:
+    """Refuse counts and widths that no network has; None stands for a default."""
+    for name, value in sizes.items():
+        for size in value if isinstance(value, tuple) else (value,):
+            if size is not None and not 1 <= size <= _LARGEST:
+                raise UserError(f"{name} must be from 1 to {_LARGEST}, not {value}")

@@ -19,6 +19,7 @@ from crispseg import config as configs
 from crispseg.errors import UserError, unknown
 from crispseg.models.dco import DCO, DCOConfig, dco_config
 from crispseg.models.layers import ConvNorm, DropPath, to_channels_first, to_channels_last
+from crispseg.models.options import check_sizes
 from crispseg.ops import Gates, Rule, ncssd
 from crispseg.ops.depthwise import depthwise3x3, depthwise3x3_norm
 from crispseg.ops.gated_training import convolve_mix_gate
@@ -47,6 +48,12 @@ class VSSDConfig:
     dco: bool | DCOConfig = True
     last_stage: Literal["ncssd", "attention"] = "ncssd"
     checkpointing: bool = False  # recompute each block in the backward pass: less memory, more time
+
+    def __post_init__(self) -> None:
+        check_sizes(width=self.width, depths=self.depths, heads=self.heads, state=self.state)
+        check_sizes(expand=self.expand, mlp_ratio=self.mlp_ratio)
+        if not 0 <= self.drop_path < 1:
+            raise UserError(f"drop_path must be at least 0 and below 1, not {self.drop_path}")
 
     @property
     def widths(self) -> tuple[int, ...]:

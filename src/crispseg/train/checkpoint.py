@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
+from torch import Tensor
 
+from crispseg import config as configs
 from crispseg.errors import UserError
 from crispseg.files import replacing
 from crispseg.models.weights import read_weights
@@ -25,18 +27,44 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
         aside.write_bytes(buffer.getbuffer())
 
 
-def load_checkpoint(path: Path) -> dict[str, Any]:
-    """The state saved at `path`, on the CPU."""
+class State(TypedDict):
+    """What the checkpoint of a training run holds; `Stepper` knows more of its parts."""
+
+    format: int
+    model: dict[str, Any]
+    optimizer: dict[str, Any]
+    scaler: dict[str, Any]
+    average: dict[str, list[Tensor]] | None
+    lookahead: dict[str, list[Tensor]] | None
+    protocol: str
+    step: int
+    best: Best
+    seconds: float
+    meter: Sums
+
+
+class Best(TypedDict):
+    step: int
+    mIoU: float | None
+
+
+class Sums(TypedDict):
+    sums: dict[str, float]
+    steps: int
+
+
+def load_checkpoint(path: Path, kind: Any = dict[str, Any]) -> Any:
+    """The state saved at `path`, on the CPU, as the TypedDict `kind`."""
     try:
-        state = read_weights(path)
+        content = read_weights(path)
+        if content.get("format") != FORMAT:
+            raise UserError(f"{path} is no checkpoint of a training run, or of another version of crispseg")
+        return configs.checked(kind, content, str(path))
     except UserError as error:
         twin = path.with_name(BEST if path.name == LAST else LAST)
         if path.exists() and twin.exists():
-            raise UserError(f"{error}; {twin.name} beside it is a whole checkpoint too: copy it over") from error
+            raise UserError(f"{error}; {twin.name} beside it may be whole: copy it over") from error
         raise
-    if state.get("format") != FORMAT:
-        raise UserError(f"{path} is no checkpoint of a training run, or of another version of crispseg")
-    return state
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from crispseg.files import write_json
-from crispseg.train.checkpoint import BEST, load_checkpoint
+from crispseg.train.checkpoint import BEST, State, load_checkpoint
 from crispseg.train.distributed import Processes
 from crispseg.train.run_folder import RESULT
 from crispseg.train.step import Stepper
@@ -32,10 +32,10 @@ class Result:
     def __str__(self) -> str:
         """The scores of a finished run, and where its weights are; in percent, as everywhere."""
         lines = [self.values["protocol"]]
-        for kind, step in (("last", self.values["steps"]), ("best", self.values["best_step"])):
+        for kind, step in (("last", self.values["steps"]), ("best", self.values.get("best_step", "?"))):
             scores = self.values[kind]
             names = [name for name in ("mIoU", "mF1", "OA", "BF@3px") if name in scores]
-            numbers = "  ".join(f"{name} {100 * (scores[name] or 0):.2f}" for name in names)
+            numbers = "  ".join(f"{name} {100 * (scores.get(name) or 0):.2f}" for name in names)
             lines.append(f"{kind} (step {step}): {numbers}")
         return "\n".join([*lines, f"best weights: {self.out / 'best'}"])
 
@@ -52,7 +52,7 @@ def finish(
     """Score the best weights (chosen on the same images) beside the last, and save them as the folder best/."""
     best = last
     if best_step != facts["steps"]:
-        stepper.load_state_dict(load_checkpoint(out / BEST))
+        stepper.load_state_dict(load_checkpoint(out / BEST, State))
         best = score()
     values = {**facts, "best_step": best_step, "last": last, "best": best}
     if processes.first:

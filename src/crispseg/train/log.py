@@ -7,10 +7,12 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
+from crispseg import config as configs
 from crispseg.errors import UserError
 from crispseg.files import write_text
+from crispseg.reading import LARGEST_JSON, parse_json, read_text
 
 METRICS = "metrics.jsonl"
 
@@ -19,13 +21,17 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The records of a metrics.jsonl; a last line that was cut short by a kill is left out."""
     if not path.exists():
         return []
-    records = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    records: list[dict[str, Any]] = []
+    for line in read_text(path, LARGEST_JSON, "log").splitlines():
         try:
-            records.append(json.loads(line))
-        except ValueError:
+            records.append(configs.checked(_Record, parse_json(line, str(path)), "a record"))
+        except UserError:
             break
     return records
+
+
+class _Record(TypedDict):
+    step: int
 
 
 class MetricsLog:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import os
 import signal
 import sys
@@ -21,7 +20,7 @@ from crispseg.data.folder import Folder
 from crispseg.data.loader import make_loader
 from crispseg.errors import UserError
 from crispseg.train import run_folder
-from crispseg.train.checkpoint import BEST, LAST, load_checkpoint, remove_leftovers, save_checkpoint
+from crispseg.train.checkpoint import BEST, LAST, State, load_checkpoint, remove_leftovers, save_checkpoint
 from crispseg.train.config import MACHINE_KEYS, TrainConfig, config_from
 from crispseg.train.distributed import Processes, join_processes
 from crispseg.train.finish import Result, Scores, finish
@@ -102,7 +101,7 @@ def resume(run: Path, words: Sequence[str] = (), *, quiet: bool = False) -> Resu
     if not path.exists():
         raise UserError(f"{run} holds no run to resume: it has no {run_folder.CONFIG}")
     if (run / run_folder.RESULT).exists():
-        values = json.loads((run / run_folder.RESULT).read_text(encoding="utf-8"))
+        values = run_folder.read_result(run)
         if not quiet:
             print(f"{run} is finished already", file=sys.stderr)
         return Result(run, values, first=int(os.environ.get("RANK", "0")) == 0)
@@ -113,7 +112,7 @@ def resume(run: Path, words: Sequence[str] = (), *, quiet: bool = False) -> Resu
                 f"For a new run from these weights give model.weights={run / 'best'}"
             )
     config = config_from(configs.read_yaml(path), words)
-    state = load_checkpoint(run / LAST) if (run / LAST).exists() else None
+    state = load_checkpoint(run / LAST, State) if (run / LAST).exists() else None
     if state is not None:  # it holds all weights: those the run once began with may be gone
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, weights=None))
     with join_processes(choose_device(config.device)) as processes, StopRequest().listening() as stop:
@@ -150,14 +149,16 @@ class Trainer:
         self.meter_state: dict[str, Any] = {"sums": {}, "steps": 0}
         self.started = time.monotonic()
 
-    def load(self, state: dict[str, Any]) -> None:
+    def load(self, state: State) -> None:
         """Take over a checkpoint."""
         if state["protocol"] != self.folder.protocol.hash:
             raise UserError(f"the data in {self.folder.root} has other images or classes than when this run began")
+        if not 0 <= state["step"] <= self.steps:
+            raise UserError(f"the checkpoint is of step {state['step']}, and the run has {self.steps}")
         self.stepper.load_state_dict(state)
         self.done = self.saved = state["step"]
-        self.best, self.seconds = dict(state["best"]), state["seconds"]
-        self.meter_state = state["meter"]
+        self.best, self.seconds = {**state["best"]}, state["seconds"]
+        self.meter_state = {**state["meter"]}
 
     def begin(self, out: Path, silent: bool = False) -> None:
         self.out, self.started = out, time.monotonic()

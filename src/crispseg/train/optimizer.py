@@ -62,6 +62,18 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig, device: torch.dev
     return torch.optim.AdamW(parameter_groups(model, config), betas=config.betas, fused=device.type == "cuda" or None)
 
 
+def load_optimizer(optimizer: torch.optim.AdamW, state: dict[str, Any]) -> None:
+    """Take over the moments of a checkpoint. The settings of the groups are the config's, whatever the file says."""
+    settings = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    optimizer.load_state_dict(state)
+    for group, own in zip(optimizer.param_groups, settings, strict=True):
+        group.update(own)
+    for parameter, moments in optimizer.state.items():
+        shapes = {name: tuple(value.shape) for name, value in moments.items() if isinstance(value, Tensor)}
+        if shapes != {"step": (), "exp_avg": parameter.shape, "exp_avg_sq": parameter.shape}:
+            raise ValueError(f"the moments of a parameter {tuple(parameter.shape)} are {shapes}")
+
+
 class Lookahead:
     """Every k steps the weights go back to a slow copy, which has moved a part alpha of the way to them."""
 

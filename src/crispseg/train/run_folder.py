@@ -8,20 +8,23 @@ import platform
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 
 from crispseg import __version__
+from crispseg import config as configs
 from crispseg.data.inspection import paint, to_rgb
 from crispseg.data.protocol import Protocol
 from crispseg.errors import UserError
 from crispseg.files import replacing, write_json
+from crispseg.reading import read_json
 from crispseg.train.config import TrainConfig, write_config
 from crispseg.train.distributed import Processes
 from crispseg.train.validate import Shown
 
 CONFIG, ENVIRONMENT, PROTOCOL, RESULT = "config.yaml", "environment.json", "protocol.json", "result.json"
+_SCORES = ("mIoU", "mF1", "OA", "BF@3px")
 _LONGEST_SIDE = 1024  # of a drawn image
 _PACKAGES = ("torch", "numpy", "pillow", "safetensors", "scipy", "timm", "triton")
 
@@ -43,6 +46,29 @@ def new_run_folder(wanted: str | None, dataset: str, model: str) -> Path:
     except OSError as error:
         raise UserError(f"cannot make the run folder {folder}: {error.strerror}; choose another with out=") from error
     return folder
+
+
+class _Ended(TypedDict):
+    protocol: str
+    steps: int
+    last: dict[str, Any]
+    best: dict[str, Any]
+
+
+class RunResult(_Ended, total=False):
+    """What result.json says; scores that are not defined are null."""
+
+    best_step: int
+
+
+def read_result(run: Path) -> dict[str, Any]:
+    """What result.json of a finished run says."""
+    path = run / RESULT
+    values: dict[str, Any] = configs.checked(RunResult, read_json(path), str(path))
+    for kind in ("last", "best"):
+        for name in _SCORES:
+            configs.checked(float | None, values[kind].get(name), f"{path}: {name} of {kind}")
+    return values
 
 
 def describe_run(folder: Path, config: TrainConfig, protocol: Protocol, processes: Processes) -> None:

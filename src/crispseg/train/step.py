@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from crispseg.errors import UserError
 from crispseg.losses import IGNORE, LossConfig, segmentation_loss
 from crispseg.models.base import SegmentationModel
 from crispseg.ops.compile_ahead import compile_ahead
+from crispseg.reading import reason
 from crispseg.train.config import Precision, TrainConfig
 from crispseg.train.distributed import Processes, share_batch_norm
 from crispseg.train.ema import WeightAverage
 from crispseg.train.graphed import GraphedPass, buffers_kept
-from crispseg.train.optimizer import Lookahead, build_optimizer
+from crispseg.train.optimizer import Lookahead, build_optimizer, load_optimizer
 from crispseg.train.schedule import learning_rate
 
 _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -213,11 +215,15 @@ class Stepper:
             "lookahead": self.lookahead.state_dict() if self.lookahead is not None else None,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        try:
+            self._load(state)
+        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise UserError(f"the checkpoint does not fit the model of this run's config: {reason(error)}") from error
+
+    def _load(self, state: Mapping[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        for group in self.optimizer.param_groups:  # the run may go on on another kind of device
-            group["fused"] = self.processes.device.type == "cuda" or None
+        load_optimizer(self.optimizer, state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
         if self.average is not None:
             self.average.load_state_dict(state["average"])

@@ -15,6 +15,7 @@ VERBS = {
     "demo": "segment a real scene with a shipped model and score it",
     "prepare": "make a data set's archives ready for training",
     "info": "what a model costs, or what a data folder holds",
+    "pretrain": "train a backbone on photos, scenes or unlabelled imagery",
     "train": "train a model on a folder of images and masks",
     "eval": "score a model, or compare two",
     "analyze": "look into a trained model: spectra, gates, prototypes, errors",

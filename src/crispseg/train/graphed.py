@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from crispseg.fused.graphs import no_waiting
 
-Work = Callable[[Tensor, Tensor, Tensor], dict[str, Tensor]]  # images, labels, pixel share -> losses; leaves gradients
+Work = Callable[..., dict[str, Tensor]]  # tensors (images, labels, ...) -> losses; leaves gradients
 
 _WARM_UP = 3  # runs before the recording, so that libraries and compilers are set up outside of it
 
@@ -22,7 +22,7 @@ _WARM_UP = 3  # runs before the recording, so that libraries and compilers are s
 class GraphedPass:
     """Callable like the work it records. The gradients it leaves are to be overwritten, never cleared to None."""
 
-    def __init__(self, work: Work, model: nn.Module, example: tuple[Tensor, Tensor, Tensor]) -> None:
+    def __init__(self, work: Work, model: nn.Module, example: tuple[Tensor, ...]) -> None:
         """Raises RuntimeError where the work cannot be recorded; the model is then as it was."""
         self.inputs = tuple(x.clone() for x in example)
         self.graph = torch.cuda.CUDAGraph()
@@ -37,9 +37,9 @@ class GraphedPass:
         with torch.cuda.graph(self.graph, stream=stream):
             self.losses = work(*self.inputs)
 
-    def __call__(self, images: Tensor, labels: Tensor, pixel_share: Tensor) -> dict[str, Tensor]:
-        for own, given in zip(self.inputs, (images, labels, pixel_share), strict=True):
-            own.copy_(given)
+    def __call__(self, *given: Tensor) -> dict[str, Tensor]:
+        for own, new in zip(self.inputs, given, strict=True):
+            own.copy_(new)
         self.graph.replay()
         return {name: value.clone() for name, value in self.losses.items()}
 

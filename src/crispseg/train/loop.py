@@ -232,7 +232,7 @@ class Trainer:
         found = self._judge(boundaries=ended)
         self.final = found.scores if ended else None
         self.meter.write(self.done, flat_scores(found.scores, "val/"))
-        self.meter.progress.miou = found.scores["mIoU"]
+        self.meter.progress.score = found.scores["mIoU"]
         if self.processes.first:
             run_folder.draw(self.out, self.done, found.shown, self.folder.protocol.palette)
         if self.best["mIoU"] is None or (found.scores["mIoU"] or 0.0) > self.best["mIoU"]:

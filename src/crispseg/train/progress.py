@@ -8,18 +8,18 @@ from typing import Any
 
 
 class Progress:
-    """Loss, mIoU, images per second and time left. Silent in all processes but the first."""
+    """Loss, score (mIoU), images per second and time left. Silent in all processes but the first."""
 
-    def __init__(self, total: int, done: int, silent: bool) -> None:
-        self.total, self.silent = total, silent
-        self.miou: float | None = None
+    def __init__(self, total: int, done: int, silent: bool, score: str = "mIoU") -> None:
+        self.total, self.silent, self.score_name = total, silent, score
+        self.score: float | None = None
         self._start, self._first = time.monotonic(), done
         self._bar: Any = None if silent or not sys.stderr.isatty() else _rich_bar(total, done)
 
     def update(self, done: int, loss: float, images_per_second: float) -> None:
         if self.silent:
             return
-        text = f"loss {loss:.4f}  mIoU {_percent(self.miou)}  {images_per_second:.1f} img/s"
+        text = f"loss {loss:.4f}  {self.score_name} {_percent(self.score)}  {images_per_second:.1f} img/s"
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=done, said=text)
         else:

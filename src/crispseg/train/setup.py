@@ -73,7 +73,7 @@ def complete(config: TrainConfig, folder: Folder, device: str) -> TrainConfig:
         batch_size=batch_size,
         crop=crop,
         augment=dataclasses.replace(config.augment, crop=crop),
-        precision=config.precision or _choose_precision(device),
+        precision=config.precision or choose_precision(device),
     )
     steps = config.schedule.steps or _STEPS[device]
     if config.schedule.epochs is not None:
@@ -92,7 +92,7 @@ def _choose_crop(folder: Folder, device: str) -> int:
     return min(folder.protocol.crop, _LARGEST_CROP[device], math.ceil(longest / _STRIDE) * _STRIDE)
 
 
-def _choose_precision(device: str) -> Precision:
+def choose_precision(device: str) -> Precision:
     if device != "cuda":
         return "fp32"
     return "bf16" if torch.cuda.is_bf16_supported() else "fp16"

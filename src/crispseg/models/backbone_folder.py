@@ -1,0 +1,158 @@
+"""A pretrained backbone is a folder like a model's: config.json, model.safetensors and README.md (its card)."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from crispseg import __version__
+from crispseg import config as configs
+from crispseg.errors import UserError
+from crispseg.files import replacing, write_json, write_text
+from crispseg.models.vssd import VSSD, create_backbone
+from crispseg.models.weights import read_weights
+
+KIND, FORMAT = "backbone", 1
+CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+
+
+@dataclasses.dataclass(frozen=True)
+class BackboneInfo:
+    """The card's facts. `mean` and `std` are what the pictures were normalised by, per band, in 8 bits."""
+
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    training_data: str = ""
+    teacher: str = ""
+    recipe: str = ""
+    licence: str = ""
+    scores: dict[str, float] = dataclasses.field(default_factory=dict)
+    notes: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedBackbone:
+    """What a backbone's folder holds."""
+
+    name: str
+    options: dict[str, Any]
+    info: BackboneInfo
+    weights: dict[str, Tensor]  # float32
+
+
+def save_backbone(
+    backbone: VSSD,
+    folder: str | os.PathLike[str],
+    name: str,
+    options: dict[str, Any],
+    info: BackboneInfo,
+    half: bool = False,
+) -> None:
+    """Write the folder, config.json last. With `half` the weights are stored in half precision."""
+    from safetensors.torch import save as to_bytes
+
+    folder = Path(folder)
+    tensors = {n: _stored(tensor, half) for n, tensor in backbone.state_dict().items()}
+    with replacing(folder / WEIGHTS) as aside:
+        aside.write_bytes(to_bytes(tensors))
+    write_text(folder / CARD, backbone_card(name, backbone, info))
+    config = {
+        "format": FORMAT,
+        "kind": KIND,
+        "crispseg": __version__,
+        "name": name,
+        "in_channels": backbone.in_channels,
+        "options": configs.to_dict(options),
+        "info": configs.to_dict(info),
+    }
+    write_json(folder / CONFIG, config)
+
+
+def _stored(tensor: Tensor, half: bool) -> Tensor:
+    tensor = tensor.detach().cpu().contiguous()
+    return tensor.half() if half and tensor.is_floating_point() else tensor
+
+
+def is_backbone_folder(path: str | os.PathLike[str]) -> bool:
+    try:
+        config = json.loads((Path(path) / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and config.get("kind") == KIND
+
+
+def read_backbone(folder: str | os.PathLike[str]) -> SavedBackbone:
+    """What is saved in a backbone's folder, checked."""
+    folder = Path(folder)
+    path = folder / CONFIG
+    if not path.is_file():
+        raise UserError(f"{folder} is not a backbone's folder: it has no {CONFIG}")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        name, options, kind = config["name"], config["options"], config.get("kind")
+        version = int(config["format"])
+        info = configs.build(BackboneInfo, config["info"], "info.") if kind == KIND else BackboneInfo()
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is damaged: {error}") from error
+    if kind != KIND:
+        raise UserError(f"{folder} holds a whole model, not a backbone")
+    if version > FORMAT:
+        raise UserError(f"{folder} was saved by a newer crispseg ({config.get('crispseg', '?')}); upgrade crispseg")
+    weights = read_weights(folder / WEIGHTS)
+    return SavedBackbone(
+        name, options, info, {n: t.float() if t.is_floating_point() else t for n, t in weights.items()}
+    )
+
+
+def load_backbone(folder: str | os.PathLike[str]) -> VSSD:
+    """The backbone saved in a folder, with its own options, in evaluation mode."""
+    saved = read_backbone(folder)
+    backbone = create_backbone(saved.name, **saved.options)
+    _check_fit(backbone, saved, folder)
+    backbone.load_state_dict(saved.weights)
+    return backbone.eval()
+
+
+def load_backbone_into(backbone: VSSD, folder: str | os.PathLike[str]) -> SavedBackbone:
+    """Take over the weights of a folder, which must be of the same backbone."""
+    saved = read_backbone(folder)
+    _check_fit(backbone, saved, folder)
+    backbone.load_state_dict(saved.weights)
+    return saved
+
+
+def _check_fit(backbone: torch.nn.Module, saved: SavedBackbone, folder: str | os.PathLike[str]) -> None:
+    ours = backbone.state_dict()
+    odd = [n for n in {*ours, *saved.weights} if n not in ours or n not in saved.weights]
+    odd += [n for n in ours if n in saved.weights and ours[n].shape != saved.weights[n].shape]
+    if odd:
+        raise UserError(
+            f"{folder} holds a {saved.name} that does not fit this backbone: {len(odd)} tensors differ, e.g. "
+            f"{', '.join(sorted(odd)[:3])}"
+        )
+
+
+def backbone_card(name: str, backbone: VSSD, info: BackboneInfo) -> str:
+    """The card as Markdown; what is not known is left out."""
+    parameters = sum(p.numel() for p in backbone.parameters())
+    lines = [f"# {name}", "", f"A pretrained backbone, {parameters / 1e6:.2f} M parameters, crispseg {__version__}."]
+    lines += ["", "```", "crisp train data=my_folder model.weights=FOLDER", "```", ""]
+    facts = {
+        "Training data": info.training_data,
+        "Teacher": info.teacher,
+        "Recipe": info.recipe,
+        "Licence": info.licence,
+    }
+    lines += [f"- {what}: {value}" for what, value in facts.items() if value]
+    if info.scores:
+        lines += ["", "## Scores", "", "Of pooled features, nothing trained but a linear map in closed form:", ""]
+        lines += [f"- {what}: {100 * value:.1f} %" for what, value in info.scores.items()]
+    if info.notes:
+        lines += ["", "## Limits", "", info.notes]
+    return "\n".join(lines) + "\n"

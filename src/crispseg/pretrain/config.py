@@ -1,0 +1,154 @@
+"""Everything a pretraining run can be told, as frozen dataclasses; configs/pretrain/default.yaml explains each key."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from crispseg import config as configs
+from crispseg.errors import UserError
+from crispseg.pretrain.changes import Changes
+from crispseg.train.config import Precision
+from crispseg.train.optimizer import OptimizerConfig
+from crispseg.train.schedule import ScheduleConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class SetConfig:
+    """Pictures to learn from: class folders, npz shards, or (without labels) any folder of images."""
+
+    path: str
+    name: str | None = None  # none: the folder's
+    labels: bool = True  # false: the pictures alone
+    share: float = 1.0  # of the batch, relative to the other sets'
+    weight: float = 1.0  # of its loss
+    side: int | None = None  # pictures are kept so large; none: 64 from shards, else 256
+    aerial: bool = False  # seen from above: any quarter turn and either flip is as good
+    area: tuple[float, float] | None = None  # share of the picture that a crop takes; none: changes.area
+
+
+@dataclasses.dataclass(frozen=True)
+class TeacherConfig:
+    """Another network whose features are to be predicted."""
+
+    build: str | None = None  # package.module:function, which returns a torch module; none: no teacher
+    scale: float = 2.0  # the teacher sees the pictures so much larger
+    weight: float = 1.0  # of the features' loss beside the labels'
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskingConfig:
+    """How pictures without labels are learnt from: parts are hidden, and their pixels are to be predicted."""
+
+    hidden: float = 0.6  # share of the picture
+    cell: int = 16  # side of a hidden square, in pixels
+    weight: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class BackboneConfig:
+    name: str = "vssd_nano"
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)  # e.g. {fusion: raw}
+    weights: str | None = None  # start from a backbone's folder instead of from noise
+
+
+@dataclasses.dataclass(frozen=True)
+class PretrainConfig:
+    sets: tuple[SetConfig, ...] = ()
+    model: BackboneConfig = dataclasses.field(default_factory=BackboneConfig)
+    changes: Changes = dataclasses.field(default_factory=Changes)
+    teacher: TeacherConfig = dataclasses.field(default_factory=TeacherConfig)
+    masking: MaskingConfig = dataclasses.field(default_factory=MaskingConfig)
+    smoothing: float = 0.1  # label smoothing of the cross-entropy
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=lambda: OptimizerConfig(lr=1e-3))
+    schedule: ScheduleConfig = dataclasses.field(default_factory=lambda: ScheduleConfig(decay="cosine"))
+    sizes: tuple[int, ...] = (64,)  # sides of the network's input, one after the other
+    size_shares: tuple[float, ...] | None = None  # of all steps, for each size; none: equal
+    batch_size: int | None = None  # pictures per step, over all processes; none: 1024 on a GPU, 64 on a CPU
+    precision: Precision | None = None  # none: bf16 on a GPU, fp32 on a CPU
+    ema: float = 0.999  # decay of the moving average of the weights, which is what is kept; 0 is off
+    sync_batchnorm: bool = True
+    graph: bool | None = None  # forward and backward as one CUDA graph; none: where that is possible
+    hold: bool | None = None  # all pictures decoded in memory; none: where they take 8 GiB at most
+    seed: int = 0
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    workers: int | None = None  # processes that decode; none: chosen for the machine
+    out: str | None = None  # run folder; none: runs/SET-BACKBONE-NUMBER
+    score_every: int | None = None  # steps between scores; none: five in all
+    score_images: int = 10_000  # at most so many training and kept-back pictures make the scores
+    save_every: int = 500
+    log_every: int = 20
+    max_minutes: float | None = None
+
+
+# What a resumed run may do otherwise: none of these change its weights.
+MACHINE_KEYS = ("device", "workers", "hold", "max_minutes", "save_every", "log_every", "graph")
+
+
+def pretrain_config(path: str | Path | None, words: Iterable[str] = ()) -> PretrainConfig:
+    """A config from a YAML file (or none) and `key=value` words on top."""
+    return config_from({} if path is None else configs.read_yaml(path), words)
+
+
+def config_from(values: Mapping[str, Any], words: Iterable[str] = ()) -> PretrainConfig:
+    over = configs.parse_overrides(words)
+    spelt = _with_places(configs.merge(_spelt_out(values), _spelt_out(over)))
+    optimizer = {"lr": 1e-3, **spelt.get("optimizer", {})}
+    schedule = {"decay": "cosine", **spelt.get("schedule", {})}
+    for given, dropped in (("steps", "epochs"), ("epochs", "steps")):  # a word on the command line beats the file's
+        if given in over.get("schedule", {}) and dropped not in over["schedule"]:
+            schedule[dropped] = None
+    config = configs.build(PretrainConfig, {**spelt, "optimizer": optimizer, "schedule": schedule})
+    check(config)
+    return config
+
+
+def _spelt_out(values: Mapping[str, Any]) -> dict[str, Any]:
+    """model=NAME stands for model.name."""
+    return {k: {"name": v} if k == "model" and isinstance(v, str) else v for k, v in values.items()}
+
+
+def _with_places(values: Mapping[str, Any]) -> dict[str, Any]:
+    """data=FOLDER stands for one set; beside sets it says where their folders lie."""
+    spelt = dict(values)
+    if "data" in spelt:
+        place = str(spelt.pop("data"))
+        given = spelt.get("sets") or [{"path": "."}]
+        spelt["sets"] = [{**one, "path": str(Path(place) / one["path"])} for one in given]
+    return spelt
+
+
+def check(config: PretrainConfig) -> None:
+    """Refuse values that no run can use, each with its key."""
+    positive = {
+        "batch_size": config.batch_size,
+        "schedule.steps": config.schedule.steps,
+        "schedule.epochs": config.schedule.epochs,
+        "optimizer.lr": config.optimizer.lr,
+        "score_every": config.score_every,
+        "score_images": config.score_images,
+        "save_every": config.save_every,
+        "log_every": config.log_every,
+        "max_minutes": config.max_minutes,
+        "teacher.scale": config.teacher.scale,
+        "masking.cell": config.masking.cell,
+        **{f"sets[{i}].share": one.share for i, one in enumerate(config.sets)},
+        **{f"sizes[{i}]": size for i, size in enumerate(config.sizes)},
+    }
+    for key, value in positive.items():
+        if value is not None and value <= 0:
+            raise UserError(f"{key} must be more than 0, not {value}")
+    if not config.sets:
+        raise UserError("nothing to learn from: give data=FOLDER, or a config with sets")
+    if not config.sizes:
+        raise UserError("sizes is empty: give at least one, such as sizes=[64]")
+    if config.size_shares is not None and len(config.size_shares) != len(config.sizes):
+        raise UserError(f"size_shares has {len(config.size_shares)} numbers for {len(config.sizes)} sizes")
+    if config.schedule.steps is not None and config.schedule.epochs is not None:
+        raise UserError("give schedule.steps or schedule.epochs, not both")
+    if not 0 <= config.ema < 1:
+        raise UserError(f"ema must be at least 0 and below 1, not {config.ema}")
+    if not 0 < config.masking.hidden < 1:
+        raise UserError(f"masking.hidden must be between 0 and 1, not {config.masking.hidden}")

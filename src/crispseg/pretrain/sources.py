@@ -1,0 +1,204 @@
+"""Where a set's pictures come from: class folders, npz shards of encoded pictures, or any folder of images.
+
+A source knows how many pictures it has, their labels, and how to decode one; the pictures' common size is not its
+business. `open_source` finds out which kind a folder is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import itertools
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crispseg.data.images import SUFFIXES, Array, read_header, read_image
+from crispseg.errors import UserError
+
+_SUFFIXES = (*SUFFIXES, ".webp")
+_HELD_BACK = 10  # one in so many pictures scores, where a folder has no val/
+
+
+class Source(Protocol):
+    """Pictures by number; `classes` is empty, and so are `labels`, where there are none."""
+
+    classes: tuple[str, ...]
+    labels: NDArray[np.int64]
+
+    def __len__(self) -> int: ...
+
+    def read(self, index: int) -> Array:
+        """(H, W, 3) of 8 bits"""
+
+    def name(self, index: int) -> str:
+        """For messages."""
+
+
+class Files:
+    """A picture per file."""
+
+    def __init__(self, files: Sequence[Path], labels: Sequence[int] = (), classes: tuple[str, ...] = ()) -> None:
+        self.files, self.classes = list(files), classes
+        self.labels = np.asarray(labels, np.int64)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def read(self, index: int) -> Array:
+        return three_bands(read_image(self.files[index]), self.name(index))
+
+    def name(self, index: int) -> str:
+        return str(self.files[index])
+
+
+class Shards:
+    """npz files that hold encoded pictures one after the other: `data`, `offsets` and `labels`."""
+
+    def __init__(self, files: Sequence[Path], classes: tuple[str, ...]) -> None:
+        self.classes = classes
+        parts = [_read_shard(path) for path in files]
+        self._data = [data for data, _, _ in parts]
+        self._places = [
+            (shard, int(a), int(b))
+            for shard, (_, offsets, _) in enumerate(parts)
+            for a, b in itertools.pairwise(offsets)
+        ]
+        self._files = list(files)
+        self.labels = np.concatenate([labels for _, _, labels in parts]).astype(np.int64)
+        if self.labels.size and self.labels.max() >= len(classes):
+            raise UserError(
+                f"{files[0].parent} has labels up to {self.labels.max()}, but classes.txt names {len(classes)} classes"
+            )
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def read(self, index: int) -> Array:
+        shard, start, end = self._places[index]
+        return three_bands(read_image(self._data[shard][start:end].tobytes(), self.name(index)), self.name(index))
+
+    def name(self, index: int) -> str:
+        shard, start, _ = self._places[index]
+        return f"{self._files[shard]} at byte {start}"
+
+
+class Windows:
+    """Squares of `side` pixels cut from images of any size, side by side."""
+
+    classes: tuple[str, ...] = ()
+
+    def __init__(self, files: Sequence[Path], side: int) -> None:
+        self.side, self.labels = side, np.empty(0, np.int64)
+        self._places = [(path, top, left) for path in files for top, left in _squares(path, side)]
+        self._last: tuple[Path, Array] | None = None
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def read(self, index: int) -> Array:
+        path, top, left = self._places[index]
+        last = self._last  # neighbours come one after the other
+        if last is None or last[0] != path:
+            self._last = last = (path, three_bands(read_image(path), str(path)))
+        return last[1][top : top + self.side, left : left + self.side]
+
+    def name(self, index: int) -> str:
+        path, top, left = self._places[index]
+        return f"{path} at row {top}, column {left}"
+
+
+def open_source(root: Path, labelled: bool, side: int) -> tuple[Source, Source | None]:
+    """The training pictures of a folder, and those kept back for scores (labelled sets only)."""
+    if not root.is_dir():
+        raise UserError(f"there is no folder {root} to learn from")
+    if labelled and (shards := sorted(root.glob("train*.npz"))):
+        classes = _class_names(root)
+        held_back = sorted(root.glob("val*.npz"))
+        return Shards(shards, classes), Shards(held_back, classes) if held_back else None
+    if labelled:
+        return _class_folders(root)
+    files = sorted(path for path in root.rglob("*") if path.suffix.lower() in _SUFFIXES)
+    if not files:
+        raise UserError(f"{root} holds no {', '.join(_SUFFIXES)} file")
+    windows = Windows(files, side)
+    if not len(windows):
+        raise UserError(f"no image below {root} is as large as a square of {side} px; give the set a smaller side")
+    return windows, None
+
+
+def _class_folders(root: Path) -> tuple[Files, Files | None]:
+    parts = {part: root / part for part in ("train", "val") if (root / part).is_dir()}
+    files = _labelled_files(parts.get("train", root))
+    classes = tuple(sorted({path.parent.name for path in files}))
+    if len(classes) < 2:
+        raise UserError(
+            f"{root} has {'no class folder with pictures' if not classes else f'one class, {classes[0]}'}; labelled "
+            "sets are folders CLASS/PICTURE (or npz shards): for pictures without labels say labels: false"
+        )
+    numbers = {name: number for number, name in enumerate(classes)}
+    if "val" in parts:
+        scoring = _labelled_files(parts["val"])
+        strange = sorted({path.parent.name for path in scoring} - set(classes))
+        if strange:
+            raise UserError(f"{parts['val']} has classes that {parts['train']} has not: {', '.join(strange[:3])}")
+        training = files
+    else:
+        scoring = [path for path in files if _held_back(path)]
+        training = [path for path in files if not _held_back(path)]
+    made = [Files(some, [numbers[p.parent.name] for p in some], classes) for some in (training, scoring)]
+    return made[0], made[1] if scoring else None
+
+
+def _labelled_files(root: Path) -> list[Path]:
+    return sorted(path for path in root.glob("*/*") if path.suffix.lower() in _SUFFIXES)
+
+
+def _held_back(path: Path) -> bool:
+    """By a hash of its name, so that adding pictures moves none."""
+    digest = hashlib.blake2b(f"{path.parent.name}/{path.name}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "big") % _HELD_BACK == 0
+
+
+def _class_names(root: Path) -> tuple[str, ...]:
+    path = root / "classes.txt"
+    if not path.is_file():
+        raise UserError(f"{root} holds shards but no classes.txt with a class's name per line")
+    return tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+
+
+def _read_shard(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[Any]]:
+    try:
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
+            data, offsets, labels = file["data"], file["offsets"], file["labels"]
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise UserError(f"{path} is no whole shard with data, offsets and labels: {error}") from error
+    whole = len(offsets) == len(labels) + 1 and bool((np.diff(offsets) > 0).all())
+    if not whole or (len(offsets) and offsets[-1] > len(data)):
+        raise UserError(f"{path} is damaged: its offsets do not fit its {len(labels)} labels and {len(data)} bytes")
+    return data, offsets.astype(np.int64), labels
+
+
+def _squares(path: Path, side: int) -> list[tuple[int, int]]:
+    header = read_header(path)
+    return [
+        (top, left)
+        for top in range(0, header.height - side + 1, side)
+        for left in range(0, header.width - side + 1, side)
+    ]
+
+
+def three_bands(image: Array, name: str) -> NDArray[np.uint8]:
+    """The first three bands (a single one three times) in 8 bits; deeper ones are stretched from 2 to 98 percent."""
+    image = image[..., :3] if image.shape[-1] >= 3 else np.repeat(image[..., :1], 3, axis=-1)
+    if image.dtype == np.uint8:
+        return np.ascontiguousarray(image)
+    values = np.nan_to_num(image.astype(np.float32))
+    low, high = np.percentile(values, (2, 98), axis=(0, 1))
+    if not np.isfinite([low, high]).all():
+        raise UserError(f"{name} holds values that are no numbers")
+    return ((values - low) / np.maximum(high - low, 1e-6) * 255).clip(0, 255).astype(np.uint8)

@@ -1,0 +1,165 @@
+"""One optimiser step of pretraining: the losses of a batch of several sets, and the update."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+from crispseg.pretrain.config import PretrainConfig
+from crispseg.pretrain.mixing import swapped
+from crispseg.pretrain.network import Pretraining
+from crispseg.pretrain.teacher import MEAN, STD, Teacher, teaching_loss
+from crispseg.train.distributed import Processes, share_batch_norm
+from crispseg.train.ema import WeightAverage
+from crispseg.train.graphed import GraphedPass
+from crispseg.train.optimizer import build_optimizer
+from crispseg.train.schedule import learning_rate
+from crispseg.train.step import autocast, step_seed
+
+
+class Batch(NamedTuple):
+    """This process's share of a step, the sets one after the other."""
+
+    images: Tensor  # (B, 3, s, s), 0 to 255, changed and mixed
+    labels: Tensor  # (B,), -1 where there are none
+    own: Tensor  # (B,) the share of a picture's own label beside its neighbour's
+    hidden: Tensor  # (B, 1, s, s) whether a pixel is to be predicted
+
+
+class PretrainStepper:
+    """The network with all that changes it."""
+
+    def __init__(
+        self, network: Pretraining, config: PretrainConfig, processes: Processes, teacher: Teacher | None
+    ) -> None:
+        self.config, self.processes, self.teacher = config, processes, teacher
+        self.weights = {one.name or "": one.weight for one in config.sets}
+        device = processes.device
+        network = network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if processes.count > 1 and config.sync_batchnorm:
+            share_batch_norm(network, device)
+        self.model = network
+        self.network = self._wrap(network)
+        self.optimizer = build_optimizer(network, config.optimizer, device)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
+        self.average = WeightAverage(network, config.ema) if config.ema else None
+        self.mean = torch.tensor(MEAN, device=device)[:, None, None]
+        self.std = torch.tensor(STD, device=device)[:, None, None]
+        on_gpu = device.type == "cuda" and processes.count == 1 and config.precision != "fp16"
+        self.graph_wanted = on_gpu and config.graph is not False
+        self.graphed: GraphedPass | None = None
+        self.graphed_size = 0
+
+    @property
+    def lr(self) -> float:
+        return max(group["lr"] for group in self.optimizer.param_groups)
+
+    def _wrap(self, network: nn.Module) -> nn.Module:
+        if self.processes.count == 1:
+            return network
+        place = self.processes.device
+        ids = [place.index] if place.type == "cuda" else None
+        return DistributedDataParallel(network, device_ids=ids, gradient_as_bucket_view=True)
+
+    def normalised(self, images: Tensor) -> Tensor:
+        return ((images - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
+
+    def step(self, step: int, batch: Batch) -> dict[str, Tensor]:
+        """Optimiser step number `step` (from 0); the loss's terms and `grad_norm`."""
+        self.model.train()
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(step, group["peak"], self.config.schedule)
+        if self.graph_wanted and self.graphed_size != batch.images.shape[-1]:
+            self._record(batch)
+        torch.manual_seed(step_seed(self.config.seed, step, 0, self.processes.rank))
+        said = (self.graphed or self._backward)(*batch)
+        said["grad_norm"] = self._update(step + 1)
+        return said
+
+    def _record(self, batch: Batch) -> None:
+        """Each size of the pictures has a graph of its own; the last one's memory is given back first."""
+        self.graphed, self.graphed_size = None, batch.images.shape[-1]
+        self.optimizer.zero_grad(set_to_none=True)
+        try:
+            self.graphed = GraphedPass(self._backward, self.model, tuple(batch))
+        except RuntimeError as problem:
+            self.graph_wanted = False
+            self.optimizer.zero_grad(set_to_none=True)
+            first_line = str(problem).strip().partition("\n")[0]
+            print(f"the step does not record as a CUDA graph ({first_line}): it runs kernel by kernel")
+
+    def _backward(self, images: Tensor, labels: Tensor, own: Tensor, hidden: Tensor) -> dict[str, Tensor]:
+        """The losses of a batch; their gradients are added to the parameters'."""
+        whole = self.normalised(images)
+        seen = whole if self.model.hidden is None else whole * ~hidden
+        with autocast(self.processes.device, self.config.precision):
+            told = self.network(seen)
+            features = self.teacher(whole) if self.teacher is not None else []
+        terms: dict[str, Tensor] = {}
+        loss = whole.new_zeros(())
+        for name, logits in told.logits.items():
+            part = self.model.parts[name]
+            terms[name] = mixed_cross_entropy(logits, labels[part], own[part], self.config.smoothing)
+            loss = loss + self.weights[name] * terms[name]
+        if features:
+            terms["teacher"] = teaching_loss(told.features, features)
+            loss = loss + self.config.teacher.weight * terms["teacher"]
+        if told.pixels is not None and self.model.hidden is not None:
+            part = self.model.parts[self.model.hidden]
+            terms["pixels"] = hidden_pixels_loss(told.pixels, whole[part], hidden[part])
+            loss = loss + self.config.masking.weight * self.weights[self.model.hidden] * terms["pixels"]
+        self.scaler.scale(loss).backward()
+        return {"loss": loss.detach(), **{name: value.detach() for name, value in terms.items()}}
+
+    def _update(self, steps_done: int) -> Tensor:
+        self.scaler.unscale_(self.optimizer)
+        limit = self.config.optimizer.clip or float("inf")
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        if self.graphed is None:  # a graph writes its gradients over the last ones
+            self.optimizer.zero_grad(set_to_none=True)
+        if self.average is not None:
+            self.average.update(steps_done)
+        return norm
+
+    def final_weights(self) -> contextlib.AbstractContextManager[None]:
+        """Within the block the network has the weights to judge and to keep."""
+        return self.average.in_place() if self.average is not None else contextlib.nullcontext()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "average": self.average.state_dict() if self.average is not None else None,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        for group in self.optimizer.param_groups:  # the run may go on on another kind of device
+            group["fused"] = self.processes.device.type == "cuda" or None
+        self.scaler.load_state_dict(state["scaler"])
+        if self.average is not None:
+            self.average.load_state_dict(state["average"])
+
+
+def mixed_cross_entropy(logits: Tensor, labels: Tensor, own: Tensor, smoothing: float) -> Tensor:
+    """Mean cross-entropy with the labels of the picture and of its neighbour, each by its share."""
+    logits = logits.float()
+    mine = functional.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="none")
+    others = functional.cross_entropy(logits, swapped(labels), label_smoothing=smoothing, reduction="none")
+    return (own * mine + (1 - own) * others).mean()
+
+
+def hidden_pixels_loss(pixels: Tensor, truth: Tensor, hidden: Tensor) -> Tensor:
+    """Mean absolute error of normalised pixels where they were hidden."""
+    pixels = pixels[..., : truth.shape[-2], : truth.shape[-1]]
+    off = (pixels - truth).abs() * hidden
+    return off.sum() / (3 * hidden.sum().clamp(min=1))

@@ -1,0 +1,135 @@
+"""Whole pretraining runs on toy sets: they learn, resume bit for bit, and two processes are one."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import yaml
+from torch import nn
+
+from crispseg.errors import UserError
+from crispseg.models.backbone_folder import is_backbone_folder, load_backbone, read_backbone
+from crispseg.pretrain import loop
+from crispseg.pretrain.config import config_from
+from crispseg.train.log import read_metrics
+from tests.pretrain import toys
+
+TIMES = ("seconds", "images_per_second")
+GENTLE = {"area": [0.6, 1.0], "picks": 0, "erase": 0.0, "mix": 0.0}
+
+
+class Colours(nn.Module):
+    """A teacher: mean colours as a map, and one vector."""
+
+    def forward(self, images):
+        return nn.functional.avg_pool2d(images, 16), images.mean((2, 3))
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return toys.class_folders(tmp_path_factory.mktemp("sets") / "stripes", count=14)
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    return toys.shards(tmp_path_factory.mktemp("sets") / "shards")
+
+
+def both(folders, shards):
+    return {"path": str(folders), "aerial": False}, {"path": str(shards), "share": 1, "side": 32}
+
+
+def test_a_toy_set_is_learnt_by_heart(folders, tmp_path):
+    values = toys.settings(tmp_path / "run", {"path": str(folders), "side": 32}, changes=GENTLE, smoothing=0.0)
+    values |= {"schedule": {"steps": 60}, "optimizer": {"lr": 0.004}, "batch_size": 12, "score_every": 60}
+    result = loop.pretrain(config_from(values))
+    records = [r for r in read_metrics(tmp_path / "run" / "metrics.jsonl") if "train/loss" in r]
+    assert records[0]["train/loss"] > 0.9 and records[-1]["train/loss"] < 0.25
+    assert result.values["scores"]["stripes/knn"] == 1.0 and result.values["scores"]["stripes/linear"] == 1.0
+    backbone = load_backbone(tmp_path / "run" / "backbone")
+    assert is_backbone_folder(tmp_path / "run" / "backbone") and not backbone.training
+    saved = read_backbone(tmp_path / "run" / "backbone")
+    assert saved.options == toys.OPTIONS and "stripes (" in saved.info.training_data
+    average = torch.load(tmp_path / "run" / "last.pt", weights_only=True)["average"]["average"]
+    torch.testing.assert_close(backbone.patch_embed.conv1.conv.weight, average[0], atol=0, rtol=0)
+
+
+@pytest.fixture(scope="module")
+def whole(folders, shards, tmp_path_factory):
+    """A run on two sets, with a teacher, that nobody disturbed."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    assert loop.pretrain(config_from(taught(folders, shards, out))).finished
+    return out
+
+
+def taught(folders, shards, out):
+    teacher = {"build": "tests.pretrain.test_loop:Colours", "scale": 1.0}
+    return toys.settings(out, *both(folders, shards), teacher=teacher, sizes=[32, 48], size_shares=[0.5, 0.5])
+
+
+def test_stopped_and_resumed_it_ends_the_same(folders, shards, tmp_path, whole, monkeypatch):
+    out = tmp_path / "run"
+    monkeypatch.setattr(loop.Pretrainer, "_asked_to_stop", lambda self: self.done == 5)
+    assert not loop.pretrain(config_from(taught(folders, shards, out))).finished
+    monkeypatch.undo()
+    torch.manual_seed(99)
+    with pytest.raises(UserError, match="keeps its config"):
+        loop.resume(out, ["optimizer.lr=1"])
+    assert loop.resume(out, ["hold=false"]).finished  # where pictures are decoded changes nothing
+    ours, theirs = (torch.load(run / "last.pt", weights_only=True) for run in (out, whole))
+    for part in ("model", "optimizer", "average", "scores"):
+        torch.testing.assert_close(ours[part], theirs[part], rtol=0, atol=0, msg=part)
+    records = [
+        [{k: v for k, v in r.items() if k not in TIMES} for r in read_metrics(run / "metrics.jsonl")]
+        for run in (out, whole)
+    ]
+    assert records[0] == records[1]
+    assert {"train/stripes", "train/shards", "train/teacher"} <= set(records[0][0])
+    assert (out / "backbone" / "model.safetensors").read_bytes() == (
+        whole / "backbone" / "model.safetensors"
+    ).read_bytes()
+
+
+def test_pictures_alone_are_learnt_from(folders, tmp_path):
+    values = toys.settings(tmp_path / "run", {"path": str(folders), "labels": False, "side": 32, "name": "alone"})
+    values |= {"schedule": {"steps": 40}, "optimizer": {"lr": 0.01}, "changes": GENTLE, "masking": {"cell": 8}}
+    result = loop.pretrain(config_from(values))
+    records = [r["train/pixels"] for r in read_metrics(tmp_path / "run" / "metrics.jsonl") if "train/pixels" in r]
+    assert result.values["scores"] == {} and records[-1] < 0.75 * records[0]
+
+
+def test_two_processes_are_one(folders, shards, tmp_path):
+    losses = []
+    for name, launcher in (
+        ("one", [sys.executable]),
+        ("two", [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]),
+    ):
+        config = tmp_path / f"{name}.yaml"
+        values = toys.settings(tmp_path / name, *both(folders, shards), schedule={"steps": 4}, log_every=1)
+        config.write_text(yaml.safe_dump(values))
+        command = [*launcher, "-m", "crispseg.cli.main", "pretrain", str(config)]
+        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        assert done.returncode == 0, done.stderr
+        records = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        losses.append([r["train/loss"] for r in records if "train/loss" in r])
+    assert len(losses[0]) == 4
+    assert losses[0] == pytest.approx(losses[1], rel=0.01)  # Adam turns rounding into small differences
+
+
+def test_mistakes_get_one_sentence(folders, tmp_path):
+    one = {"path": str(folders), "side": 32}
+    for values, words in (
+        ({"sets": []}, "nothing to learn from"),
+        ({"sets": [one, one]}, "two sets are called stripes"),
+        ({"sets": [one], "batch_size": 3}, "batch_size 3 cannot be shared out"),
+        ({"sets": [one], "sizes": [32, 64], "size_shares": [1]}, "size_shares has 1 numbers for 2 sizes"),
+        ({"sets": [one], "teacher": {"build": "nowhere:Net"}}, "there is no teacher nowhere:Net"),
+        ({"sets": [one], "teacher": {"build": "math:tau"}}, "math:tau"),
+        ({"sets": [{**one, "pth": 1}]}, "did you mean"),
+    ):
+        with pytest.raises(UserError, match=words):
+            loop.pretrain(config_from({**toys.settings(tmp_path / "run"), **values}))
+    assert not (tmp_path / "run").exists()

@@ -127,12 +127,18 @@ def _pillow(source: Path | bytes, name: str) -> Any:
     from PIL.JpegImagePlugin import JpegImageFile
     from PIL.PngImagePlugin import PngImageFile
     from PIL.TiffImagePlugin import TiffImageFile
+    from PIL.WebPImagePlugin import WebPImageFile
 
     start = _start(source, name)
-    kinds: dict[bytes, Any] = {_PNG: PngImageFile, _JPG: JpegImageFile, **dict.fromkeys(_TIFF, TiffImageFile)}
+    kinds: dict[bytes, Any] = {
+        _PNG: PngImageFile,
+        _JPG: JpegImageFile,
+        _WEBP: WebPImageFile,
+        **dict.fromkeys(_TIFF, TiffImageFile),
+    }
     kind = next((kind for magic, kind in kinds.items() if start.startswith(magic)), None)
     if kind is None:
-        raise UserError(f"{name} cannot be read as an image: it is neither png, jpg nor tif")
+        raise UserError(f"{name} cannot be read as an image: it is neither png, jpg, tif nor webp")
     with _explaining(name), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # pillow warns of a broken directory, then fails
         return kind(io.BytesIO(source) if isinstance(source, bytes) else source)
@@ -181,6 +187,7 @@ def _needs_rasterio(source: Path | bytes, name: str) -> bool:
         return True
 
 
+_WEBP = b"RIFF"  # only in shards and folders of pictures to pretrain on
 _JPG = b"\xff\xd8\xff"
 _PNG = b"\x89PNG\r\n\x1a\n"
 _PLAIN_TIFS = {("1", 1), ("L", 1), ("P", 1), ("I;16", 1), ("F", 1), ("RGB", 3), ("RGBX", 4), ("RGBA", 4)}

@@ -1,4 +1,4 @@
-"""Everything a pretraining run can be told, as frozen dataclasses; configs/pretrain/default.yaml explains each key."""
+"""Everything a pretraining run can be told, as frozen dataclasses; `crisp configs pretraining` explains each key."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from crispseg import config as configs
+from crispseg.configs import find_config
 from crispseg.errors import UserError
 from crispseg.pretrain.changes import Changes
 from crispseg.train.config import Precision
@@ -89,7 +90,7 @@ MACHINE_KEYS = ("device", "workers", "hold", "max_minutes", "save_every", "log_e
 
 def pretrain_config(path: str | Path | None, words: Iterable[str] = ()) -> PretrainConfig:
     """A config from a YAML file (or none) and `key=value` words on top."""
-    return config_from({} if path is None else configs.read_yaml(path), words)
+    return config_from({} if path is None else configs.read_yaml(find_config(path)), words)
 
 
 def config_from(values: Mapping[str, Any], words: Iterable[str] = ()) -> PretrainConfig:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
+import os
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from crispseg.pretrain.network import Pretraining
 from crispseg.pretrain.scores import score_features
 from crispseg.pretrain.step import PretrainStepper
 from crispseg.pretrain.teacher import MEAN, STD, Teacher
+from crispseg.reading import read_json
 from crispseg.train import run_folder
 from crispseg.train.checkpoint import LAST, load_checkpoint, remove_leftovers, save_checkpoint
 from crispseg.train.distributed import Processes, join_processes
@@ -41,7 +42,17 @@ _EPOCHS = {"cuda": 30.0, "cpu": 1.0}
 _SCORES = 5  # on the way, unless told otherwise
 
 
-def pretrain(config: PretrainConfig) -> Result:
+@dataclasses.dataclass(frozen=True)
+class Pretrained(Result):
+    """How a run ended."""
+
+    def __str__(self) -> str:
+        lines = [f"{name}: {100 * value:.1f} %" for name, value in self.values["scores"].items()]
+        folder = self.out / "backbone"
+        return "\n".join([*lines, f"backbone: {folder}; use it with crisp train FOLDER model.weights={folder}"])
+
+
+def pretrain(config: PretrainConfig, *, quiet: bool = False) -> Pretrained:
     """Run a new pretraining; `config.out` (or a new folder below runs/) will hold all it leaves."""
     device = choose_device(config.device)
     with join_processes(device) as processes, StopRequest().listening() as stop:
@@ -53,17 +64,19 @@ def pretrain(config: PretrainConfig) -> Result:
             config = dataclasses.replace(config, out=str(out))
             write_json(out / run_folder.ENVIRONMENT, run_folder.environment(processes))
             _write_config(config, out / run_folder.CONFIG)
-        return trainer.run(Path(str(processes.from_first(config.out))))
+        return trainer.run(Path(str(processes.from_first(config.out))), quiet)
 
 
-def resume(run: Path, words: Sequence[str] = ()) -> Result:
+def resume(run: Path, words: Sequence[str] = (), *, quiet: bool = False) -> Pretrained:
     """Continue the run in this folder from its last checkpoint (or from the start, when it has none yet)."""
     path = run / run_folder.CONFIG
     if not path.exists():
         raise UserError(f"{run} holds no run to resume: it has no {run_folder.CONFIG}")
     if (run / run_folder.RESULT).exists():
-        print(f"{run} is finished already", file=sys.stderr)
-        return Result(run, json.loads((run / run_folder.RESULT).read_text(encoding="utf-8")))
+        if not quiet:
+            print(f"{run} is finished already", file=sys.stderr)
+        values = configs.checked(_Ended, read_json(run / run_folder.RESULT), str(run / run_folder.RESULT))
+        return Pretrained(run, values, first=int(os.environ.get("RANK", "0")) == 0)
     for word in words:
         if word.partition("=")[0] not in MACHINE_KEYS:
             raise UserError(f"a resumed run keeps its config; only {', '.join(MACHINE_KEYS)} may change, not {word!r}")
@@ -78,7 +91,7 @@ def resume(run: Path, words: Sequence[str] = ()) -> Result:
             remove_leftovers(run)
         if state is not None:
             trainer.load(state)
-        return trainer.run(run)
+        return trainer.run(run, quiet)
 
 
 def complete(config: PretrainConfig, sets: Sequence[LearningSet], device: str) -> PretrainConfig:
@@ -159,11 +172,11 @@ class Pretrainer:
     def _pictures(self) -> dict[str, list[int]]:
         return {one.name: [len(one.training), len(one.training.classes)] for one in self.sets}
 
-    def run(self, out: Path) -> Result:
+    def run(self, out: Path, quiet: bool = False) -> Pretrained:
         """Train until the end, or until somebody asks to stop."""
         self.out, self.started = out, time.monotonic()
         log = MetricsLog(out, self.done) if self.processes.first else None
-        progress = Progress(self.steps, self.done, silent=not self.processes.first, score="k-NN")
+        progress = Progress(self.steps, self.done, silent=quiet or not self.processes.first, score="k-NN")
         assert self.config.batch_size is not None
         self.meter = Meter(self.processes, log, progress, self.config.batch_size)
         self.meter.load_state_dict(self.meter_state)
@@ -173,10 +186,8 @@ class Pretrainer:
             self._steps()
             if self.done < self.steps:
                 progress.say(f"stopped after step {self.done} of {self.steps}; continue: crisp pretrain --resume {out}")
-                return Result(out, signal=self.stop.signal)
-            values = self._finish()
-            progress.say(_summary(values, out))
-            return Result(out, values)
+                return Pretrained(out, signal=self.stop.signal, first=self.processes.first)
+            return Pretrained(out, self._finish(), first=self.processes.first)
         finally:
             progress.close()
             if log is not None:
@@ -192,8 +203,6 @@ class Pretrainer:
                 return
 
     def _workers(self) -> int:
-        import os
-
         if self.config.workers is not None:
             return self.config.workers
         local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -305,12 +314,11 @@ class Pretrainer:
         )
 
 
+class _Ended(TypedDict):
+    scores: dict[str, float]
+
+
 def _write_config(config: PretrainConfig, path: Path) -> None:
     import yaml
 
     write_text(path, yaml.safe_dump(configs.to_dict(config), sort_keys=False, allow_unicode=True))
-
-
-def _summary(values: dict[str, Any], out: Path) -> str:
-    lines = [f"{name}: {100 * value:.1f} %" for name, value in values["scores"].items()]
-    return "\n".join([*lines, f"backbone: {out / 'backbone'}; crisp train data=... model.weights={out / 'backbone'}"])

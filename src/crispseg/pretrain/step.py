@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -10,14 +11,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
+from crispseg.errors import UserError
+from crispseg.ops.compile_ahead import compile_ahead
 from crispseg.pretrain.config import PretrainConfig
 from crispseg.pretrain.mixing import swapped
 from crispseg.pretrain.network import Pretraining
 from crispseg.pretrain.teacher import MEAN, STD, Teacher, teaching_loss
+from crispseg.reading import reason
 from crispseg.train.distributed import Processes, share_batch_norm
 from crispseg.train.ema import WeightAverage
-from crispseg.train.graphed import GraphedPass
-from crispseg.train.optimizer import build_optimizer
+from crispseg.train.graphed import GraphedPass, buffers_kept
+from crispseg.train.optimizer import build_optimizer, load_optimizer
 from crispseg.train.schedule import learning_rate
 from crispseg.train.step import autocast, step_seed
 
@@ -53,7 +57,7 @@ class PretrainStepper:
         on_gpu = device.type == "cuda" and processes.count == 1 and config.precision != "fp16"
         self.graph_wanted = on_gpu and config.graph is not False
         self.graphed: GraphedPass | None = None
-        self.graphed_size = 0
+        self.prepared_for = 0  # pictures of this size
 
     @property
     def lr(self) -> float:
@@ -74,17 +78,23 @@ class PretrainStepper:
         self.model.train()
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(step, group["peak"], self.config.schedule)
-        if self.graph_wanted and self.graphed_size != batch.images.shape[-1]:
-            self._record(batch)
+        if self.prepared_for != batch.images.shape[-1]:
+            self._prepare(batch)
         torch.manual_seed(step_seed(self.config.seed, step, 0, self.processes.rank))
         said = (self.graphed or self._backward)(*batch)
         said["grad_norm"] = self._update(step + 1)
         return said
 
-    def _record(self, batch: Batch) -> None:
-        """Each size of the pictures has a graph of its own; the last one's memory is given back first."""
-        self.graphed, self.graphed_size = None, batch.images.shape[-1]
+    def _prepare(self, batch: Batch) -> None:
+        """Each size of the pictures has its kernels and a graph of its own; the last graph's memory is given back."""
+        self.graphed, self.prepared_for = None, batch.images.shape[-1]
         self.optimizer.zero_grad(set_to_none=True)
+        if self.processes.count == 1:
+            with buffers_kept(self.model):
+                compile_ahead(lambda: self._backward(*batch), batch.images.device)
+            self.optimizer.zero_grad(set_to_none=True)
+        if not self.graph_wanted:
+            return
         try:
             self.graphed = GraphedPass(self._backward, self.model, tuple(batch))
         except RuntimeError as problem:
@@ -140,11 +150,15 @@ class PretrainStepper:
             "average": self.average.state_dict() if self.average is not None else None,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        try:
+            self._load(state)
+        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise UserError(f"the checkpoint does not fit this run's config: {reason(error)}") from error
+
+    def _load(self, state: Mapping[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        for group in self.optimizer.param_groups:  # the run may go on on another kind of device
-            group["fused"] = self.processes.device.type == "cuda" or None
+        load_optimizer(self.optimizer, state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
         if self.average is not None:
             self.average.load_state_dict(state["average"])

@@ -90,7 +90,17 @@ def parse_json(text: str, where: str) -> Any:
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where} is damaged: it is not valid JSON ({reason(error)})") from error
     _refuse_depth(values, where)
+    _refuse_halves(text, values, where)
     return values
+
+
+def _refuse_halves(text: str, values: Any, where: str) -> None:
+    """An escape can name half a character (a surrogate), which no file, terminal or page can take."""
+    if "\\u" in text or "\\U" in text:
+        try:
+            json.dumps(values, ensure_ascii=False, default=str).encode()
+        except (UnicodeEncodeError, TypeError) as error:
+            raise UserError(f"{where} holds text that is none: {reason(error)}") from error
 
 
 def _refuse_depth(values: Any, where: str) -> None:
@@ -115,13 +125,8 @@ def parse_yaml(text: str, where: str) -> Any:
         raise UserError(f"{where} is too long: {len(text)} characters")
     if _bracket_depth(text) > 10 * DEEPEST:  # PyYAML takes quadratic time for them before it gives up
         raise UserError(f"{where} nests more than {DEEPEST} levels deep")
-    loader = _loader()(text)
     try:
-        node = loader.get_single_node()
-        if node is None:
-            return None
-        _count_nodes(node, where)
-        return loader.construct_document(node)
+        values = _load_plain(text, where)
     except yaml.YAMLError as error:
         raise UserError(f"{where} is not valid YAML: {reason(error)}") from error
     except RecursionError as error:
@@ -129,6 +134,18 @@ def parse_yaml(text: str, where: str) -> Any:
     except (ValueError, TypeError, AttributeError, LookupError, OverflowError) as error:
         # an explicit tag on something that is not one: `!!int x`, `!!timestamp y`
         raise UserError(f"{where} is not valid YAML: {reason(error)}") from error
+    _refuse_halves(text, values, where)
+    return values
+
+
+def _load_plain(text: str, where: str) -> Any:
+    loader = _loader()(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _count_nodes(node, where)
+        return loader.construct_document(node)
     finally:
         loader.dispose()
 

@@ -1,0 +1,1 @@
+"""Mutated files, and what reading them comes to: `python -m campaigns.fuzz --help`."""

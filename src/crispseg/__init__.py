@@ -4,6 +4,11 @@
     model = crispseg.create_model("crisp_tiny", num_classes=6)
     logits = model.eval()(images)          # (B, bands, H, W) -> (B, classes, H, W)
 
+    run = crispseg.train("my_folder", model="crisp_nano")
+    crispseg.evaluate(run.weights, "my_folder", out="report")
+    crispseg.predict("city.tif", "map.tif", run.weights, polygons="map.gpkg")
+
+What is listed in `__all__` is public and kept stable; everything else may change from one version to the next.
 Nothing heavy is imported here: each name below is fetched from its room when first used.
 """
 
@@ -25,9 +30,13 @@ _ROOMS = {
     "segment": "crispseg.predict.segment",
     "UserError": "crispseg.errors",
 }
-__all__ = ["__version__", *_ROOMS]
+_CALLABLE_ROOMS = ("train", "evaluate", "predict")  # packages, and functions of crispseg.api: see crispseg.rooms
+__all__ = ["__version__", *_ROOMS, *_CALLABLE_ROOMS]
 
 if TYPE_CHECKING:
+    from crispseg.api import evaluate as evaluate
+    from crispseg.api import predict as predict
+    from crispseg.api import train as train
     from crispseg.errors import UserError as UserError
     from crispseg.models.folder import load as load
     from crispseg.models.registry import create_model as create_model
@@ -40,6 +49,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
+    if name in _CALLABLE_ROOMS:
+        return importlib.import_module(f"crispseg.{name}")
     if name not in _ROOMS:
         raise AttributeError(f"module 'crispseg' has no attribute {name!r}")
     return getattr(importlib.import_module(_ROOMS[name]), name)

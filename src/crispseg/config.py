@@ -91,18 +91,23 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
+def nested(key: str, value: Any) -> dict[str, Any]:
+    """`optimizer.lr` and a value as {"optimizer": {"lr": value}}."""
+    first, *others = key.split(".")
+    for part in reversed(others):
+        value = {part: value}
+    return {first: value}
+
+
 def parse_overrides(words: Iterable[str]) -> dict[str, Any]:
     """`["train.steps=100", "seed=1"]` as a nested mapping; values are read as YAML."""
     result: dict[str, Any] = {}
     for word in words:
         key, equals, text = word.partition("=")
-        parts = key.split(".")
-        if not equals or not key or len(parts) > _MOST_PARTS:
+        if not equals or not key or key.count(".") >= _MOST_PARTS:
             raise UserError(f"expected key=value, got {shown(word)}")
         value = reading.parse_yaml(text, f"the value of {shown(key)[1:-1]}")
-        for part in reversed(parts):
-            value = {part: value}
-        result = merge(result, value)
+        result = merge(result, nested(key, value))
     return result
 
 

@@ -1,5 +1,9 @@
 """Scores of a trained model on a data set, two models compared, and the report folder.
 
+    evaluation = crispseg.evaluate("my_model", "my_data", out="report")
+
+is the short way; its parameters: `help(crispseg.api.evaluate)`. In steps:
+
     folder = crispseg.data.open_folder("my_data")
     evaluation = evaluate(crispseg.load("my_model"), folder)
     write_report(evaluation, "report")
@@ -13,6 +17,7 @@ from crispseg.evaluate.conditions import Conditions, Settings
 from crispseg.evaluate.report import write_report
 from crispseg.evaluate.result import Evaluation
 from crispseg.evaluate.run import evaluate
+from crispseg.rooms import make_callable
 
 __all__ = [
     "Comparison",
@@ -24,3 +29,5 @@ __all__ = [
     "write_comparison",
     "write_report",
 ]
+
+make_callable(__name__)

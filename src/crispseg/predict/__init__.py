@@ -1,4 +1,4 @@
-"""Image or scene in, class map out.
+"""Image or scene in, class map out. `crispseg.predict("city.tif", "map.tif", "crisp_nano_dubai")` makes a map.
 
 `segment` is for images in memory; `predict_scenes` (in `batch`) makes maps of whole scenes in bounded memory.
 The path of a scene: plan -> source (reading windows) -> schedule and evaluate -> blend -> journal -> the geo room.
@@ -6,5 +6,8 @@ All but the scene-level modules run without rasterio.
 """
 
 from crispseg.predict.segment import segment
+from crispseg.rooms import make_callable
 
 __all__ = ["segment"]
+
+make_callable(__name__)

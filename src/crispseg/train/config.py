@@ -14,6 +14,7 @@ from crispseg.errors import UserError
 from crispseg.losses import LossConfig
 from crispseg.train.optimizer import OptimizerConfig
 from crispseg.train.schedule import ScheduleConfig
+from crispseg.train.track import check_names
 
 Precision = Literal["fp32", "bf16", "fp16"]
 
@@ -61,6 +62,7 @@ class TrainConfig:
     save_every: int = 200  # steps between checkpoints, beside those at validations
     log_every: int = 10  # steps between records of the loss
     samples: int = 4  # validation images drawn as pictures
+    track: str | None = None  # tensorboard, mlflow, wandb, several with commas, or "none"; none: tensorboard if there
     max_minutes: float | None = None  # stop then, as on SIGTERM: save, and say how to resume
 
 
@@ -74,6 +76,7 @@ MACHINE_KEYS = (
     "save_every",
     "log_every",
     "samples",
+    "track",
     "compile",
     "graph",
 )
@@ -86,9 +89,13 @@ def train_config(path: str | Path | None, words: Iterable[str] = ()) -> TrainCon
     return config_from(values, words)
 
 
-def config_from(values: Mapping[str, Any], words: Iterable[str] = ()) -> TrainConfig:
-    """A config from plain values and `key=value` words on top."""
+def config_from(
+    values: Mapping[str, Any], words: Iterable[str] = (), settings: Mapping[str, Any] | None = None
+) -> TrainConfig:
+    """A config from plain values, with `key=value` words or `settings` (whose keys may have dots) on top."""
     over = configs.parse_overrides([_spell_out_word(word) for word in words])
+    for key, value in (settings or {}).items():
+        over = configs.merge(over, _spelt_out(configs.nested(key, value)))
     config = configs.build(TrainConfig, configs.merge(_spelt_out(values), over))
     check(config)
     return config
@@ -127,6 +134,7 @@ def check(config: TrainConfig) -> None:
         raise UserError("schedule.decay restarts needs schedule.first_cycle, the first cycle's share of all steps")
     if config.augment.crop not in (Augmentation.crop, config.crop):
         raise UserError("set crop, not augment.crop")
+    check_names(config.track)
     if not 0 <= config.ema < 1:
         raise UserError(f"ema must be at least 0 and below 1, not {config.ema}")
 

@@ -29,6 +29,16 @@ class Result:
     def finished(self) -> bool:
         return bool(self.values)
 
+    @property
+    def scores(self) -> Scores:
+        """The best weights' on the validation images, as fractions: mIoU, mF1, OA ...; empty when not finished."""
+        return dict(self.values.get("best", {}))
+
+    @property
+    def weights(self) -> Path:
+        """The folder of the best weights, for `crispseg.load`."""
+        return self.out / "best"
+
     def __str__(self) -> str:
         """The scores of a finished run, and where its weights are; in percent, as everywhere."""
         lines = [self.values["protocol"]]

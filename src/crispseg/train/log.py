@@ -1,11 +1,11 @@
-"""What a run says while it runs: metrics.jsonl always, TensorBoard events when tensorboard is installed."""
+"""What a run says while it runs: metrics.jsonl, and whoever else is to be told."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -13,6 +13,7 @@ from crispseg import config as configs
 from crispseg.errors import UserError
 from crispseg.files import write_text
 from crispseg.reading import LARGEST_JSON, parse_json, read_text
+from crispseg.train.track import Tracker, finite
 
 METRICS = "metrics.jsonl"
 
@@ -37,13 +38,13 @@ class _Record(TypedDict):
 class MetricsLog:
     """Appends one JSON object per line. A line is in the file whole or not at all, full disk or not."""
 
-    def __init__(self, folder: Path, steps_done: int) -> None:
-        """Records after `steps_done`, which a resumed run makes anew, are dropped."""
+    def __init__(self, folder: Path, steps_done: int, trackers: Sequence[Tracker] = ()) -> None:
+        """Records after `steps_done`, which a resumed run makes anew, are dropped. `trackers` have been begun."""
         self.path = folder / METRICS
         kept = [record for record in read_metrics(self.path) if record["step"] <= steps_done]
         write_text(self.path, "".join(_line(record) for record in kept))
         self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND)
-        self._events = _event_writer(folder, steps_done)
+        self._trackers = trackers
 
     def add(self, step: int, values: Mapping[str, float | None]) -> None:
         before = os.fstat(self._file).st_size
@@ -57,18 +58,17 @@ class MetricsLog:
                 f"cannot write {self.path}: {error.strerror}; the log and the last checkpoint are whole: "
                 "free some space and continue with --resume"
             ) from error
-        self._add_events(step, values)
+        for tracker in self._trackers:
+            tracker.log(step, finite(values))
 
-    def _add_events(self, step: int, values: Mapping[str, float | None]) -> None:
-        if self._events is not None:
-            for name, value in values.items():
-                if value is not None:
-                    self._events.add_scalar(name, value, step)
+    def finish(self, result: Mapping[str, Any]) -> None:
+        for tracker in self._trackers:
+            tracker.finish(result)
 
     def close(self) -> None:
         os.close(self._file)
-        if self._events is not None:
-            self._events.close()
+        for tracker in self._trackers:
+            tracker.close()
 
 
 def _line(record: Mapping[str, Any]) -> str:
@@ -77,11 +77,3 @@ def _line(record: Mapping[str, Any]) -> str:
         name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in record.items()
     }
     return json.dumps(plain, ensure_ascii=False) + "\n"
-
-
-def _event_writer(folder: Path, steps_done: int) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return None
-    return SummaryWriter(str(folder / "events"), purge_step=steps_done + 1)

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +37,19 @@ from crispseg.train.setup import (
     validation_set,
 )
 from crispseg.train.step import Part, Stepper, autocast, use_fast_kernels
+from crispseg.train.track import Tracker, named_trackers
 from crispseg.train.validate import Validation, flat_scores, validate
 from crispseg.train.watch import FiniteWatch, StopRequest, without_signals
 
 
-def train(config: TrainConfig, *, quiet: bool = False) -> Result:
+def train(config: TrainConfig, trackers: Iterable[Tracker] = (), *, quiet: bool = False) -> Result:
     """Run a new training; `config.out` (or a new folder below runs/) will hold all it leaves. `quiet`: no progress."""
-    return train_together([config], quiet=quiet)[0]
+    return train_together([config], trackers, quiet=quiet)[0]
 
 
-def train_together(wanted: Sequence[TrainConfig], *, quiet: bool = False) -> list[Result]:
+def train_together(
+    wanted: Sequence[TrainConfig], trackers: Iterable[Tracker] = (), *, quiet: bool = False
+) -> list[Result]:
     """Run several new trainings side by side on the same batches, which are made once.
 
     Each is what it would be alone. They must agree in all that makes a batch (see `batch_settings`).
@@ -57,7 +60,7 @@ def train_together(wanted: Sequence[TrainConfig], *, quiet: bool = False) -> lis
         completed = [complete(config, folder, device) for config in wanted]
         if len({repr(batch_settings(config)) for config in completed}) > 1:
             raise UserError("trainings side by side need the same data, crops, seed, batch size and number of steps")
-        trainers = [Trainer(config, folder, processes, stop) for config in completed]
+        trainers = [Trainer(config, folder, processes, stop, trackers) for config in completed]
         outs = [_new_run(config, folder, processes) for config in completed]
         return run_trainers(trainers, outs, quiet)
 
@@ -95,7 +98,7 @@ def run_trainers(trainers: Sequence[Trainer], outs: Sequence[Path], quiet: bool 
             trainer.close()
 
 
-def resume(run: Path, words: Sequence[str] = (), *, quiet: bool = False) -> Result:
+def resume(run: Path, words: Sequence[str] = (), trackers: Iterable[Tracker] = (), *, quiet: bool = False) -> Result:
     """Continue the run in this folder from its last checkpoint (or from the start, when it has none yet)."""
     path = run / run_folder.CONFIG
     if not path.exists():
@@ -116,7 +119,7 @@ def resume(run: Path, words: Sequence[str] = (), *, quiet: bool = False) -> Resu
     if state is not None:  # it holds all weights: those the run once began with may be gone
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, weights=None))
     with join_processes(choose_device(config.device)) as processes, StopRequest().listening() as stop:
-        trainer = Trainer(config, open_data(config), processes, stop)
+        trainer = Trainer(config, open_data(config), processes, stop, trackers)
         if processes.first:
             remove_leftovers(run)
         if state is not None:
@@ -132,7 +135,14 @@ class Trainer:
     progress: Progress
     log: MetricsLog | None = None
 
-    def __init__(self, config: TrainConfig, folder: Folder, processes: Processes, stop: StopRequest) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        folder: Folder,
+        processes: Processes,
+        stop: StopRequest,
+        trackers: Iterable[Tracker] = (),
+    ) -> None:
         assert config.schedule.steps and config.val_every and config.batch_size, "complete the config first"
         self.config, self.folder, self.processes, self.stop = config, folder, processes, stop
         self.steps, self.val_every, self.batch_size = config.schedule.steps, config.val_every, config.batch_size
@@ -141,6 +151,7 @@ class Trainer:
         self.training, self.validation = training_set(config, folder), validation_set(config, folder)
         self.stepper = Stepper(build_model(config, folder), config, processes)
         self.watch = FiniteWatch(processes)
+        self.trackers = [*trackers]  # beside those that the config names
         self.files = {record.name: str(record.image) for record in folder.records("train")}
         self.done, self.saved = 0, -1  # steps
         self.best: dict[str, Any] = {"step": 0, "mIoU": None}
@@ -162,18 +173,27 @@ class Trainer:
 
     def begin(self, out: Path, silent: bool = False) -> None:
         self.out, self.started = out, time.monotonic()
-        self.log = MetricsLog(out, self.done) if self.processes.first else None
         self.progress = Progress(self.steps, self.done, silent=silent or not self.processes.first)
+        self.log = MetricsLog(out, self.done, self._begin_trackers()) if self.processes.first else None
         self.meter = Meter(self.processes, self.log, self.progress, self.batch_size)
         self.meter.load_state_dict(self.meter_state)
         self.progress.say(self._greeting())
+
+    def _begin_trackers(self) -> list[Tracker]:
+        told = [*named_trackers(self.config.track, self.progress.say), *self.trackers]
+        for tracker in told:
+            tracker.begin(self.out, configs.to_dict(self.config), self.done)
+        return told
 
     def end(self) -> Result:
         if self.done < self.steps:
             resume = f"crisp train --resume {self.out}"
             self.progress.say(f"stopped after step {self.done} of {self.steps}; continue: {resume}")
             return Result(self.out, signal=self.stop.signal, first=self.processes.first)
-        return Result(self.out, self._finish(), first=self.processes.first)
+        values = self._finish()
+        if self.log is not None:
+            self.log.finish(values)
+        return Result(self.out, values, first=self.processes.first)
 
     def close(self) -> None:
         if hasattr(self, "progress"):

@@ -1,0 +1,135 @@
+"""The functions at the front door do what the commands do."""
+
+import inspect
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+import crispseg
+from crispseg.train.config import train_config
+from crispseg.train.track import Tracker
+from tests.train import tiny
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny.make_folder(tmp_path_factory.mktemp("api") / "squares")
+
+
+SMALL = {"model": {"name": "crisp_nano", "options": tiny.OPTIONS}, "crop": 32, "batch_size": 2, "workers": 0}
+
+
+class Notes(Tracker):
+    def __init__(self):
+        self.told = []
+
+    def begin(self, run, config, steps_done):
+        self.told.append(("begin", run.name, config["seed"], steps_done))
+
+    def log(self, step, values):
+        self.told.append(("log", step, sorted(values)))
+
+    def finish(self, result):
+        self.told.append(("finish", result["steps"]))
+
+    def close(self):
+        self.told.append(("close",))
+
+
+@pytest.fixture(scope="module")
+def run(folder, tmp_path_factory):
+    notes = Notes()
+    out = tmp_path_factory.mktemp("runs") / "a"
+    settings = {**SMALL, "schedule.steps": 4, "schedule": {"warmup": 1}, "seed": 3, "out": str(out), "device": "cpu"}
+    result = crispseg.train(str(folder), trackers=[notes], **settings)
+    return result, notes.told
+
+
+def test_train(run, folder):
+    result, told = run
+    assert result.finished and 0 <= result.scores["mIoU"] <= 1
+    config = train_config(result.out / "config.yaml")
+    assert (config.schedule.steps, config.schedule.warmup, config.seed) == (4, 1, 3)
+    assert config.data.path == str(folder)
+    assert told[0] == ("begin", "a", 3, 0) and told[-2:] == [("finish", 4), ("close",)]
+    assert any(kind == "log" and "val/mIoU" in rest[1] for kind, *rest in told)
+    assert isinstance(crispseg.load(result.weights), torch.nn.Module)
+
+
+def test_what_a_tracker_raises_ends_the_run(folder, tmp_path):
+    class Stop(Exception):
+        pass
+
+    class Impatient(Notes):
+        def log(self, step, values):
+            raise Stop
+
+    tracker = Impatient()
+    with pytest.raises(Stop):
+        crispseg.train(
+            folder, trackers=[tracker], **SMALL, **{"schedule.steps": 50, "log_every": 1}, out=str(tmp_path / "r")
+        )
+    assert tracker.told[-1] == ("close",)
+
+
+def test_a_stopped_run_is_resumed(folder, tmp_path):
+    stopped = crispseg.train(folder, **SMALL, schedule={"steps": 6}, max_minutes=1e-9, out=str(tmp_path / "r"))
+    assert not stopped.finished and stopped.scores == {}
+    with pytest.raises(crispseg.UserError, match="leave the config out"):
+        crispseg.train("dubai", resume=stopped.out)
+    notes = Notes()
+    resumed = crispseg.train(resume=stopped.out, max_minutes="null", trackers=[notes])
+    assert resumed.finished and resumed.out == stopped.out
+    assert notes.told[0] == ("begin", "r", 0, 1), "it went on after the one step that was made"
+
+
+def test_evaluate(run, folder, tmp_path):
+    evaluation = crispseg.evaluate(run[0].out, folder, out=tmp_path / "report")
+    assert (tmp_path / "report" / "report.html").is_file()
+    again = crispseg.evaluate(crispseg.load(run[0].weights), crispseg.data.folder.open_folder(folder), device="cpu")
+    assert evaluation.headline == again.headline
+    with pytest.raises(crispseg.UserError, match="not an empty folder"):
+        crispseg.evaluate(run[0].out, folder, out=tmp_path / "report")
+
+
+def test_predict(run, folder, tmp_path):
+    scene = folder / "images" / "scene0.png"
+    (result,) = crispseg.predict(scene, tmp_path / "map.tif", run[0].weights, polygons="gpkg", tile=32)
+    assert {path.rpartition("/")[2] for path in result.files} >= {"map.gpkg", "map.tif"}
+    import rasterio
+
+    with rasterio.open(tmp_path / "map.tif") as made:
+        model = crispseg.load(run[0].weights)
+        assert np.array_equal(made.read(1), crispseg.segment(str(scene), model, tile=32))
+    with pytest.raises(crispseg.UserError, match="is there already"):
+        crispseg.predict([scene], tmp_path / "map.tif", run[0].weights)
+    with pytest.raises(crispseg.UserError, match="shape the polygons"):
+        crispseg.predict(scene, tmp_path / "b.tif", run[0].weights, simplify=1)
+
+
+@pytest.mark.parametrize("name", ["train", "evaluate", "predict"])
+def test_rooms_are_called_like_their_functions(name):
+    room, function = getattr(crispseg, name), getattr(crispseg.api, name)
+    assert inspect.ismodule(room) and inspect.signature(room) == inspect.signature(function)
+    assert room.__doc__ and "Returns:" in function.__doc__
+    documented = function.__doc__.partition("Args:")[2]
+    for parameter in inspect.signature(function).parameters:
+        assert f"        {parameter}: " in documented, f"{name}: {parameter} is not explained"
+    assert pickle.loads(pickle.dumps(function)) is function
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: crispseg.train("potsdamm"), "did you mean 'potsdam'"),
+        (lambda: crispseg.train(data="x", optimiser={"lr": 1}), "unknown config key 'optimiser'"),
+        (lambda: crispseg.train("no/such/folder"), "no folder no/such/folder"),
+        (lambda: crispseg.evaluate("nowhere", "x"), "nowhere"),
+        (lambda: crispseg.predict("x.tif", "y.tif", "nowhere"), "nowhere"),
+    ],
+)
+def test_mistakes(call, said):
+    with pytest.raises(crispseg.UserError, match=said):
+        call()

@@ -1,6 +1,7 @@
-"""Turn the archives of a known data set into one checked folder that training and evaluation read.
+"""Make one checked folder that training and evaluation read: of a known data set, or of polygons you have drawn.
 
   crisp prepare potsdam --source ARCHIVES --out data/potsdam
+  crisp prepare vector --image ortho.tif --labels labels.gpkg --field class --out data/mine
 
 ARCHIVES is a folder with the zip files as they are distributed, or unpacked, or already cut in the mmsegmentation
 or GeoSeg layout. Everything is checked before anything is written; an interrupted run continues when started again.
@@ -14,37 +15,75 @@ import functools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from crispseg.errors import UserError, unknown
+
+VECTOR = "vector"
+LABELS = ("both", "full", "eroded")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from crispseg.data.prepare import DATASETS
 
-    parser.add_argument("dataset", choices=DATASETS)
-    parser.add_argument("--source", required=True, help="folder (or zip) with the archives or their unpacked files")
+    parser.add_argument("dataset", choices=(*DATASETS, VECTOR), help="a known set, or vector for drawn polygons")
     parser.add_argument("--out", required=True, help="folder to write")
     parser.add_argument(
-        "--labels", choices=("both", "full", "eroded"), default="both", help="ISPRS label variants to expect"
+        "--labels", default="both", help="vector: the file of polygons; else both, full or eroded ISPRS labels (both)"
     )
-    parser.add_argument("--allow-missing", action="store_true", help="prepare what is there when tiles are missing")
-    parser.add_argument(
+    _add_known(parser.add_argument_group("known data sets"))
+    _add_vector(parser.add_argument_group("drawn polygons (vector)"))
+
+
+def _add_known(group: Any) -> None:
+    group.add_argument("--source", help="folder (or zip) with the archives or their unpacked files")
+    group.add_argument("--allow-missing", action="store_true", help="prepare what is there when tiles are missing")
+    group.add_argument(
         "--unknown-colours",
         choices=("error", "ignore"),
         default="error",
         help="what to do with label colours that are no class (default: stop; never guess)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--colour-tolerance",
         type=int,
         default=0,
         metavar="N",
         help="take a label colour for a class colour that differs by at most N in every channel (default: 0, exact)",
     )
-    parser.add_argument("--check", action="store_true", help="only check; write nothing")
+    group.add_argument("--check", action="store_true", help="only check; write nothing")
+
+
+def _add_vector(group: Any) -> None:
+    group.add_argument("--image", nargs="+", metavar="FILE", help="orthophotos the polygons were drawn on")
+    group.add_argument("--field", help="the field that holds the classes")
+    group.add_argument("--layer", default="", help="which layer of the file, where it has several")
+    group.add_argument("--labels-crs", default="", metavar="CRS", help="for polygons that do not say theirs: EPSG:4326")
+    group.add_argument(
+        "--overlaps",
+        default="error",
+        metavar="WHICH",
+        help="where polygons of two classes overlap: last, first, smallest, or a field of numbers whose largest lies "
+        "on top (default: error)",
+    )
+    group.add_argument("--aoi", default="", metavar="FILE", help="polygons of the area of interest; outside is ignored")
+    group.add_argument("--aoi-layer", default="", metavar="LAYER", help="which layer of that file")
+    group.add_argument("--background", default="", metavar="NAME", help="class of what no polygon covers (ignored)")
+    group.add_argument("--classes", default="", metavar="FILE", help="a classes.csv instead of the field's values")
+    group.add_argument("--bands", default="", metavar="LIST", help="bands by number from 1 or name, e.g. 4,1,2 (all)")
+    group.add_argument("--chip", type=int, default=1024, metavar="PX", help="side of chips (%(default)s); 0: whole")
 
 
 def run(args: argparse.Namespace) -> int:
+    return _prepare_vector(args) if args.dataset == VECTOR else _prepare_known(args)
+
+
+def _prepare_known(args: argparse.Namespace) -> int:
     from crispseg.cli.printer import Printer
     from crispseg.data.prepare import Choices, check, make_plan, prepare
 
+    if args.source is None:
+        raise UserError(f"crisp prepare {args.dataset} needs --source, the folder with its archives")
+    if args.labels not in LABELS:
+        raise unknown("label variant", args.labels, LABELS)
     choices = Choices(args.labels, args.unknown_colours, args.colour_tolerance, args.allow_missing)
     out = Printer.of(args)
     progress = functools.partial(_progress, out.quiet)
@@ -65,6 +104,64 @@ def run(args: argparse.Namespace) -> int:
     values = {"out": args.out, **{key: manifest[key] for key in ("protocols", "classes", "labels", "histogram")}}
     out.result({**values, "images": len(manifest["images"])}, _summary(args.out, manifest))
     return 0
+
+
+def _prepare_vector(args: argparse.Namespace) -> int:
+    from crispseg.cli.printer import Printer
+    from crispseg.geo.labels.vector import VectorChoice, prepare_vector
+
+    given = {"--image": args.image, "--labels": args.labels not in LABELS, "--field": args.field}
+    missing = [word for word, there in given.items() if not there]
+    if missing:
+        raise UserError(
+            f"crisp prepare vector needs {', '.join(missing)}: --image ortho.tif --labels labels.gpkg --field class"
+        )
+    choice = VectorChoice(
+        labels=args.labels,
+        field=args.field,
+        layer=args.layer,
+        labels_crs=args.labels_crs,
+        overlaps=args.overlaps,
+        interest=args.aoi,
+        interest_layer=args.aoi_layer,
+        background=args.background,
+        classes=args.classes,
+        bands=tuple(word.strip() for word in args.bands.split(",") if word.strip()),
+        chip=args.chip,
+    )
+    out = Printer.of(args)
+    with _bar(out.quiet) as bar:
+        task = bar.add_task("labels", total=None)
+        manifest = prepare_vector(
+            args.image, choice, args.out, out.warn, lambda done, total: bar.update(task, completed=done, total=total)
+        )
+    keys = ("classes", "bands", "resolution", "histogram")
+    values = {"out": args.out, **{key: manifest[key] for key in keys}, "images": len(manifest["images"])}
+    out.result(values, _vector_summary(args.out, manifest))
+    return 0
+
+
+def _bar(quiet: bool) -> Any:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    return Progress(console=console, disable=quiet or not console.is_terminal, transient=True)
+
+
+def _vector_summary(out: str, manifest: dict[str, Any]) -> str:
+    from crispseg.geo.labels.vector import PICTURE
+
+    pixels = sum(entry["width"] * entry["height"] for entry in manifest["images"])
+    counts = manifest["histogram"]["full"]
+    names = [row["name"] for row in manifest["classes"] if not row.get("ignore")]
+    size = "pixels of unknown size" if manifest["resolution"] is None else f"pixels of {manifest['resolution']:.3g} m"
+    lines = [f"wrote {len(manifest['images'])} images to {out}: {', '.join(manifest['bands'])}, {size}"]
+    labelled = sum(counts) or 1
+    shares = ", ".join(f"{n} {100 * c / labelled:.1f} %" for n, c in zip(names, counts, strict=True))
+    lines.append(f"  {100 * sum(counts) / pixels:.1f} % of the pixels are labelled: {shares}")
+    lines.append(f"  look at {out}/{PICTURE}; then: crisp train data={out}")
+    return "\n".join(lines)
 
 
 def _progress(quiet: bool, items: Iterable[Any], what: str, total: int) -> Iterator[Any]:

@@ -95,7 +95,7 @@ def band_names(dataset: Any, colours: bool) -> list[str]:
 def choose_bands(path: str, names: list[str], model: SegmentationModel, wanted: Sequence[str] = ()) -> tuple[int, ...]:
     """The bands to show the model, from 1: those asked for, else those named as the model's, else all (but alpha)."""
     if wanted:
-        bands = tuple(_band_number(path, names, word) for word in wanted)
+        bands = tuple(band_number(path, names, word) for word in wanted)
     else:
         expected = [name.lower() for name in model.info.bands]
         by_name = len(expected) == model.in_channels and all(names.count(name) == 1 for name in expected)
@@ -110,7 +110,7 @@ def choose_bands(path: str, names: list[str], model: SegmentationModel, wanted: 
     return bands
 
 
-def _band_number(path: str, names: list[str], word: str) -> int:
+def band_number(path: str, names: list[str], word: str) -> int:
     if word.isdecimal():
         if not 1 <= int(word) <= len(names):
             raise UserError(f"{path} has bands 1 to {len(names)}, not {word}")

@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 .PHONY: demo test test-slow lint format clean
 
 demo: $(READY)
-	$(BIN)/crisp demo --out demo
+	$(BIN)/crisp demo --out demo --existing replace
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow'

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import hashlib
 import json
 import os
+import platform
+import re
+import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,24 +17,28 @@ from typing import Any
 
 from crispseg.errors import UserError
 
+_HERE = hashlib.sha256(platform.node().encode()).hexdigest()[:6]  # this machine, in the names of what it writes aside
+
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a path beside `path` to write to; it takes `path`'s name only when the block ends without error."""
+    """Yield a path beside `path` to write to; it takes `path`'s name only when the block ends without error.
+
+    Its name cannot be guessed, so no link can wait there. What killed processes of this machine left of earlier
+    writes of the same file is removed.
+    """
     target = Path(path)
-    aside = target.with_name(f".{target.name}.{os.getpid()}.part")
+    aside = target.with_name(f".{target.name}.{_HERE}-{os.getpid()}-{secrets.token_hex(4)}.part")
     try:
-        with _explaining(target):
+        with explaining(target):
             target.parent.mkdir(parents=True, exist_ok=True)
+            sweep(target.parent, target.name)
             yield aside
-            _flush_to_disk(aside)
+            flush_to_disk(aside)
             os.replace(aside, target)
+            flush_to_disk(target.parent)
     finally:
-        if aside.is_dir():
-            shutil.rmtree(aside, ignore_errors=True)
-        else:
-            with contextlib.suppress(OSError):
-                aside.unlink(missing_ok=True)
+        _remove(aside)
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
@@ -41,8 +50,18 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
+def sweep(folder: Path, name: str | None = None) -> None:
+    """Remove what killed processes of this machine were writing aside in `folder`: of the file `name`, or of any."""
+    wanted = re.compile(rf"\.{'.+' if name is None else re.escape(name)}\.{_HERE}-(\d+)-[0-9a-f]{{8}}\.part")
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(folder):
+            match = wanted.fullmatch(entry.name)
+            if match and not _lives(int(match[1])):
+                _remove(Path(entry.path))
+
+
 @contextlib.contextmanager
-def _explaining(target: Path) -> Iterator[None]:
+def explaining(target: str | os.PathLike[str]) -> Iterator[None]:
     """Turn the operating system's refusals about `target` into one sentence."""
     try:
         yield
@@ -56,11 +75,41 @@ def _explaining(target: Path) -> Iterator[None]:
         raise
 
 
-_DISK_FULL = (28, 122)  # ENOSPC, EDQUOT
-_NOT_WRITABLE = (17, 20, 21, 30, 36)  # EEXIST, ENOTDIR, EISDIR, EROFS, ENAMETOOLONG
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+_NOT_WRITABLE = (
+    *(errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.EIO),
+    *(errno.ENOTEMPTY, errno.EFBIG),
+)
 
 
-def _flush_to_disk(path: Path) -> None:
-    if path.is_file():
+def flush_to_disk(path: Path) -> None:
+    """A file's content, or a folder's names; systems that cannot flush folders go without."""
+    if path.is_dir():
+        with contextlib.suppress(OSError):
+            opened = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(opened)
+            finally:
+                os.close(opened)
+    elif path.is_file():
         with path.open("rb+") as file:
             os.fsync(file.fileno())
+
+
+def _remove(aside: Path) -> None:
+    """A link is removed, never followed."""
+    if aside.is_dir() and not aside.is_symlink():
+        shutil.rmtree(aside, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # another user's
+        return True
+    return True

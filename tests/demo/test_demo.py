@@ -123,7 +123,7 @@ def test_the_command_prints_scores_and_where_to_look_and_may_be_repeated(scene, 
     assert f"page: {out / 'index.html'}" in said and str(out / "side_by_side.png") in said
     before = (out / "map.tif").read_bytes()
     (out / "map.tif").write_bytes(b"old")
-    assert main(words) == 0
+    assert main([*words, "--existing", "replace"]) == 0
     assert (out / "map.tif").read_bytes() == before and {path.name for path in out.iterdir()} == FILES
 
 

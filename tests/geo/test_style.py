@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import rasterio
 
-from crispseg.geo.maps import Legend, write_maps
+from crispseg.geo.maps import Legend, style_paths, write_maps
 from crispseg.geo.style import Style, sidecars
+from crispseg.outputs import Workplace
 from tests.geo.rasters import UTM, write_raster
 from tests.predict.standins import StandIn
 
@@ -34,11 +35,12 @@ def make_map(folder, compress="deflate"):
     with rasterio.open(write_raster(folder / "like.tif", classes, **UTM)) as like:
         grid = Grid(60, 50, tuple(like.transform)[:6], like.crs.to_wkt())
     legend = Legend("stand_in", "0", NAMES, COLOURS)
-    (folder / "aside").mkdir()
     target = folder / "map.tif"
-    moves, _ = write_maps([Band(0, 0, classes)], folder / "aside", target, grid, legend, MapChoice(compress=compress))
-    for made, path in moves:
-        os.replace(made, path)
+    place, choice = Workplace(target), MapChoice(compress=compress)
+    made, _ = write_maps([Band(0, 0, classes)], place, target, grid, legend, choice)
+    for what, path in {**style_paths(target), **choice.paths(target)}.items():
+        os.replace(made[what], path)
+    place.remove()
     vectorize_map(str(target), str(folder / "map.gpkg"))
     return target, classes
 

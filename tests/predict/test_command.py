@@ -47,6 +47,8 @@ def test_a_map_and_its_summary(crisp, model, scene, tmp_path):
         "model",
         "scene.tif",
         "map.tif",
+        "map.tif.aux.xml",
+        "map.qml",
         "map.fgb",
         "map_confidence.tif",
     }
@@ -60,7 +62,7 @@ def test_failures_are_listed_and_the_rest_is_done(crisp, model, scene, tmp_path)
     words = ["-o", tmp_path / "maps", "-m", tmp_path / "model", "--tile", 64]
     status, out, err = crisp(four, scene, plain, *words, "--require-crs")
     assert status == 1
-    assert [path.name for path in (tmp_path / "maps").iterdir()] == ["scene.tif"]
+    assert {path.name for path in (tmp_path / "maps").iterdir()} == {"scene.tif", "scene.tif.aux.xml", "scene.qml"}
     assert "2 scenes failed" in err
     assert f"{four}: model 'crisp_nano' takes 3 bands" in err
     assert f"{plain}: {plain} has no coordinate reference system" in err

@@ -46,10 +46,10 @@ def expected_classes(pixels):
     return np.where((pixels == 0).all(axis=0), 255, classes)
 
 
-def run(scene, target, request=SMALL, model=None, watcher=None):
+def run(scene, target, request=SMALL, model=None, watcher=None, existing="refuse"):
     model = model or StandIn()
     legend = Legend.of(model, weights_version(model))
-    return predict_scene(scene, Path(target), model, legend, request, LocalEngine(), watcher or Watcher())
+    return predict_scene(scene, Path(target), model, legend, request, LocalEngine(), watcher or Watcher(), existing)
 
 
 def files_in(folder):
@@ -137,6 +137,14 @@ class Crash(Exception):
     """Stands for the power going off."""
 
 
+class Heard(Watcher):
+    def __init__(self):
+        self.words = ""
+
+    def say(self, what):
+        self.words += what
+
+
 class CrashAfter(Watcher):
     def __init__(self, tiles):
         self.left = tiles
@@ -174,17 +182,16 @@ def test_a_run_killed_while_renaming_is_completed(tmp_path, monkeypatch):
     for survived in range(8):
         folder = tmp_path / f"after_{survived}"
         left = [survived]
-        replace = os.replace
+        link = os.link
 
-        def failing(made, path, left=left, replace=replace, folder=folder):
-            if Path(path).parent == folder and not Path(path).name.startswith("."):
-                left[0] -= 1
-                if left[0] < 0:
-                    raise Crash
-            replace(made, path)
+        def failing(made, path, left=left, link=link, **options):
+            left[0] -= 1
+            if left[0] < 0:
+                raise Crash
+            link(made, path, **options)
 
         with monkeypatch.context() as patch:
-            patch.setattr(os, "replace", failing)
+            patch.setattr(os, "link", failing)
             if survived < 7:
                 with pytest.raises(Crash):
                     run(scene, folder / "map.tif", FULL)
@@ -200,16 +207,13 @@ def test_a_run_killed_while_renaming_is_completed(tmp_path, monkeypatch):
 def test_finished_files_are_found_from_another_folder(tmp_path, monkeypatch):
     scene, pixels = smooth_scene(tmp_path / "scene.tif")
     (tmp_path / "elsewhere").mkdir()
-    replace = os.replace
 
-    def failing(made, path):
-        if Path(path).name == "map.tif":
-            raise Crash
-        replace(made, path)
+    def failing(made, path, **options):
+        raise Crash
 
     with monkeypatch.context() as patch:
         patch.chdir(tmp_path)
-        patch.setattr(os, "replace", failing)
+        patch.setattr(os, "link", failing)
         with pytest.raises(Crash):
             run("scene.tif", "map.tif")
     monkeypatch.chdir(tmp_path / "elsewhere")
@@ -220,9 +224,9 @@ def test_finished_files_are_found_from_another_folder(tmp_path, monkeypatch):
 def test_a_journal_of_another_job_is_not_used(tmp_path):
     scene, pixels = smooth_scene(tmp_path / "scene.tif")
     target = tmp_path / "map.tif"
-    for change in ("model", "scene", "settings"):
+    for change, said in (("model", "model.version"), ("scene", f"files.{scene}"), ("tile", "request.settings.tile")):
         with pytest.raises(Crash):
-            run(scene, target, watcher=CrashAfter(15))
+            run(scene, target, watcher=CrashAfter(15), existing="replace")
         assert list((tmp_path / ".map.tif.crisp").glob("band-*"))
         model, request = StandIn(), SMALL
         if change == "model":
@@ -235,8 +239,10 @@ def test_a_journal_of_another_job_is_not_used(tmp_path):
             request = dataclasses.replace(SMALL, settings=Settings(40, 8))
         evaluated = []
         model.before = lambda x, evaluated=evaluated: evaluated.append(len(x))
-        run(scene, target, request, model)
+        heard = Heard()
+        run(scene, target, request, model, heard, existing="replace")
         assert len(evaluated) >= 12
+        assert f"({said} differs)" in heard.words
         np.testing.assert_array_equal(read_raster(target)[0], expected_classes(pixels))
 
 
@@ -377,7 +383,7 @@ def test_outputs_that_cannot_be_are_explained(tmp_path):
     assert "name a folder" in refusal([scene, other], tmp_path / "map.tif")
     assert "must end in .tif" in refusal([scene], tmp_path / "map.png")
     assert "two scenes would both be written" in refusal([scene, other], tmp_path / "maps")
-    assert "replace the scene itself" in refusal([scene], scene)
+    assert "which is read" in refusal([scene], scene)
     one_file = dataclasses.replace(SMALL, polygons=PolygonChoice(str(tmp_path / "all.gpkg")))
     other, _ = smooth_scene(tmp_path / "other.tif")
     assert "--polygons gpkg" in refusal([scene, other], tmp_path / "maps", one_file)

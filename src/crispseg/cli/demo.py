@@ -9,12 +9,15 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from crispseg.cli.existing import add_existing
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, default=Path("demo"), metavar="DIR", help="folder to write to (default %(default)s)"
     )
     parser.add_argument("-m", "--model", help="a model with the scene's classes: a folder, or a shipped model's name")
+    add_existing(parser, ("refuse", "replace"))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -26,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
 
     out = Printer.of(args)
     with Bar(silent=out.quiet) as bar:
-        demo = run_demo(args.out, DEFAULT if args.model is None else args.model, watcher=bar)
+        demo = run_demo(args.out, DEFAULT if args.model is None else args.model, watcher=bar, existing=args.existing)
     files = {"picture": args.out / PICTURE, "page": args.out / PAGE}
     told = f"picture: {files['picture']}    page: {files['page']}"
     out.result({**demo.to_dict(), **files}, class_table(demo).markdown(), told)

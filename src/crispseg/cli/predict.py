@@ -13,6 +13,8 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from crispseg.cli.existing import add_existing
+
 if TYPE_CHECKING:
     from crispseg.cli.printer import Printer
     from crispseg.models.base import SegmentationModel
@@ -25,9 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", required=True, metavar="OUT", help="a .tif for one scene, else a folder")
     parser.add_argument("-m", "--model", help="a saved model's folder, or a shipped model's name")
     parser.add_argument("--dry-run", action="store_true", help="only say how many tiles, how much memory and time")
-    parser.add_argument(
-        "--existing", default="refuse", choices=("refuse", "skip", "replace"), help="when an output is there already"
-    )
+    add_existing(parser)
     _add_reading(parser.add_argument_group("reading"))
     _add_model(parser.add_argument_group("evaluating"))
     _add_output(parser.add_argument_group("writing"))
@@ -41,6 +41,9 @@ def _add_reading(group: Any) -> None:
         "--resolution", metavar="M", help="resample to this many metres per pixel, or 'model' for the model's own"
     )
     group.add_argument("--require-crs", action="store_true", help="refuse scenes without a reference system")
+    group.add_argument(
+        "--allow-drivers", default="", metavar="LIST", help="GDAL drivers to read with beside the usual ones, or all"
+    )
 
 
 def _add_model(group: Any) -> None:
@@ -114,14 +117,17 @@ def make_request(args: argparse.Namespace) -> Request:
 
     if args.polygons is None and (args.min_area or args.simplify):
         raise UserError("--min-area and --simplify shape the polygons; name their file with --polygons")
-    bands = tuple(word.strip() for word in args.bands.split(",") if word.strip())
     return Request(
         Settings(args.tile, args.overlap, args.tta, args.precision, args.device, args.exact),
-        Reading(bands, _resolution(args.resolution), args.require_crs),
+        Reading(_words(args.bands), _resolution(args.resolution), args.require_crs, _words(args.allow_drivers)),
         MapChoice(args.confidence, args.probabilities, args.boundaries, args.compress),
         PolygonChoice(args.polygons, args.min_area, args.simplify) if args.polygons else None,
         Pace(args.batch_size, args.workers),
     )
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
 def _resolution(word: str | None) -> float | str | None:

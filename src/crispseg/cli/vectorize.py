@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 
+from crispseg.cli.existing import add_existing
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("map", metavar="MAP", help="a raster of class ids")
@@ -18,12 +20,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--simplify", type=float, default=0.0, metavar="M", help="simplify outlines; shared edges stay shared"
     )
+    add_existing(parser)
 
 
 def run(args: argparse.Namespace) -> None:
     from crispseg.cli.printer import Printer
     from crispseg.geo.vectorize import vectorize_map
 
-    count = vectorize_map(args.map, args.output, args.confidence, args.min_area, args.simplify)
+    count = vectorize_map(args.map, args.output, args.confidence, args.min_area, args.simplify, args.existing)
     values = {"map": args.map, "polygons": args.output, "regions": count}
-    Printer.of(args).result(values, f"{args.map} -> {args.output}: {count} regions")
+    said = "there already, skipped" if count is None else f"{count} regions"
+    Printer.of(args).result(values, f"{args.map} -> {args.output}: {said}")

@@ -21,11 +21,13 @@ from crispseg.metrics import BoundaryCounts, BoundaryScores, ConfusionMatrix, Co
 from crispseg.models.base import SegmentationModel
 from crispseg.models.folder import load
 from crispseg.models.shipped import DEFAULT
+from crispseg.outputs import check_existing
 from crispseg.predict.scene import Watcher
 
 SCENE, TRUTH, MAP, CONFIDENCE = "scene.jpg", "truth.png", "map.tif", "map_confidence.tif"
 PACKAGE, GEOJSON, PICTURE, CLOSE_UP = "map.gpkg", "map.geojson", "side_by_side.png", "close_up.png"
 SCORES, PAGE = "scores.json", "index.html"
+FILES = (SCENE, TRUTH, MAP, CONFIDENCE, PACKAGE, GEOJSON, PICTURE, CLOSE_UP, SCORES, PAGE)
 _TOLERANCE = 3.0  # pixels, of the boundary scores
 _SMALLEST, _DETAIL = 30.0, 1.5  # px: smaller regions are merged, smaller details smoothed away in the polygons
 _SHRINK = 4  # the picture shows every fourth pixel of the scene
@@ -56,9 +58,14 @@ def run_demo(
     model: str | os.PathLike[str] = DEFAULT,
     scene: HeldOut | None = None,
     watcher: Watcher | None = None,
+    existing: str = "refuse",
 ) -> Demo:
-    """Segment the scene as `crisp predict` does, score the map and write all of it to `out`; old files are replaced."""
+    """Segment the scene as `crisp predict` does, score the map and write all of it to `out`.
+
+    `existing` says what to do about files of these names that are there already: refuse or replace.
+    """
     out, scene = Path(out), scene or HeldOut()
+    check_existing([out / name for name in FILES], existing)
     network = load(model)
     _check_classes(network, scene)
     for source, name in ((scene.image_path, SCENE), (scene.truth_path, TRUTH)):
@@ -101,7 +108,7 @@ def _make_maps(out: Path, model: SegmentationModel, watcher: Watcher) -> str:
     for _, reason in report.failures:
         raise UserError(reason)
     watcher.say(f"writing {out / GEOJSON}")
-    vectorize_map(target, str(out / GEOJSON), str(out / CONFIDENCE), _SMALLEST, _DETAIL)
+    vectorize_map(target, str(out / GEOJSON), str(out / CONFIDENCE), _SMALLEST, _DETAIL, "replace")
     tile = request.settings.tile
     return f"tiles of {tile} px that overlap by {tile // 4}"
 

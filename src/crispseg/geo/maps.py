@@ -17,6 +17,7 @@ from crispseg.geo.grid import Grid
 from crispseg.geo.style import Style, sidecars
 from crispseg.geo.writer import NODATA, MapKind, MapWriter, class_palette
 from crispseg.models.base import SegmentationModel
+from crispseg.outputs import Workplace
 from crispseg.predict.products import SURE, Band
 
 
@@ -62,14 +63,18 @@ class MapChoice:
         return {**beside, "classes": target}  # the class map last: when it is there, all are
 
 
+def style_paths(target: Path) -> dict[str, Path]:
+    return dict(zip(("gdal_style", "qgis_style"), sidecars(target), strict=True))
+
+
 def write_maps(
-    bands: Iterable[Band], folder: Path, target: Path, grid: Grid, legend: Legend, choice: MapChoice
-) -> tuple[list[tuple[Path, Path]], ClassAreas]:
-    """Finished files in `folder`, each with the path it is meant for, and the area of every class."""
+    bands: Iterable[Band], place: Workplace, target: Path, grid: Grid, legend: Legend, choice: MapChoice
+) -> tuple[dict[str, Path], ClassAreas]:
+    """Finished files in the workplace, by what they hold, and the area of every class."""
     areas = ClassAreas(grid)
     kinds = _kinds(legend)
     writers = {
-        name: MapWriter(folder, path, grid, kinds[name], choice.compress) for name, path in choice.paths(target).items()
+        name: MapWriter(place, path, grid, kinds[name], choice.compress) for name, path in choice.paths(target).items()
     }
     outline = Outline()
     try:
@@ -84,21 +89,21 @@ def write_maps(
                     writer.write(rows if rows.ndim == 3 else rows[None])
         if "boundaries" in writers:
             writers["boundaries"].write(outline.last()[None])
-        finished = [(writer.finish(), writer.target) for writer in writers.values()]
-        return [*_style_files(folder, target, legend, areas), *finished], areas
+        finished = {name: writer.finish() for name, writer in writers.items()}
+        return {**_style_files(place, target, legend, areas), **finished}, areas
     finally:
         for writer in writers.values():
             writer.close()
 
 
-def _style_files(folder: Path, target: Path, legend: Legend, areas: ClassAreas) -> list[tuple[Path, Path]]:
-    """What shows the class map named and coloured, written in `folder`."""
+def _style_files(place: Workplace, target: Path, legend: Legend, areas: ClassAreas) -> dict[str, Path]:
+    """What shows the class map named and coloured, written in the workplace."""
     counts = areas.pixels[: len(legend.classes)].tolist()
     texts = (legend.style.gdal_sidecar(counts), legend.style.raster_qml())
-    files = []
-    for path, text in zip(sidecars(target), texts, strict=True):
-        write_text(folder / path.name, text)
-        files.append((folder / path.name, path))
+    files = {}
+    for (name, path), text in zip(style_paths(target).items(), texts, strict=True):
+        files[name] = place.making(path.name)
+        write_text(files[name], text)
     return files
 
 

@@ -46,26 +46,29 @@ class PolygonChoice:
         return Path(self.to)
 
 
+def polygon_file(path: Path) -> str:
+    """A name for the unfinished file: GDAL chooses the format by its ending."""
+    return f"{path.stem}{path.suffix.lower()}"
+
+
 def write_polygons(
     bands: Callable[[], Iterable[MapRows]],
+    aside: Path,
     path: Path,
     grid: Grid,
     style: Style,
     choice: PolygonChoice,
     with_confidence: bool = True,
-) -> tuple[Path, int]:
-    """Write the regions of a map, read twice if small ones are to be merged.
+) -> int:
+    """Write the regions of a map, read twice if small ones are to be merged, to the new file `aside`.
 
-    Gives the finished file, to be renamed `path`, and the number of regions.
+    It is to be renamed `path`, the name that errors speak of. Gives the number of regions.
     """
     from pyogrio.errors import DataLayerError, DataSourceError, FeatureError
 
-    aside = path.with_name(f".{path.stem}.crisp{path.suffix.lower()}")
     tolerance = choice.simplify / (math.sqrt(math.prod(grid.pixel_size())) if grid.area_unit == "m2" else 1.0)
     try:
         with explaining_failure(path, DataLayerError, DataSourceError, FeatureError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            aside.unlink(missing_ok=True)
             rows = sieved(bands, grid, choice.min_area) if choice.min_area else bands()
             regions = find_regions(rows, grid, tolerance)
             count = _write(open_layer(aside, grid, style), regions, grid, style, with_confidence)
@@ -73,7 +76,7 @@ def write_polygons(
         with contextlib.suppress(OSError):
             aside.unlink()
         raise
-    return aside, count
+    return count
 
 
 def _write(layer: Layer, regions: Iterator[Finished], grid: Grid, style: Style, with_confidence: bool) -> int:

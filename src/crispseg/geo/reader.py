@@ -13,8 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crispseg.errors import UserError
+from crispseg.geo.drivers import is_name, open_allowed
 from crispseg.geo.gdal import bounded_cache, quiet
 from crispseg.geo.grid import Grid
+from crispseg.geo.vrt import vrt_files
 from crispseg.predict.source import Pixels, Window, fill_gaps
 
 _LARGEST_CACHE = 768 * 2**20
@@ -28,17 +30,24 @@ class RasterSource:
     counts as its colours: red, green, blue.
     """
 
-    def __init__(self, path: str, bands: tuple[int, ...], fill: tuple[float, ...], expand_palette: bool = False):
+    def __init__(
+        self,
+        path: str,
+        bands: tuple[int, ...],
+        fill: tuple[float, ...],
+        expand_palette: bool = False,
+        drivers: tuple[str, ...] = (),
+    ):
         # absolute, so that a worker started elsewhere finds it
         self.path = os.path.abspath(path) if os.path.exists(path) else path
-        self.bands, self.fill = bands, fill
+        self.bands, self.fill, self.drivers = bands, fill, drivers
         self.expand_palette = expand_palette
         self._open_handles()
-        with open_raster(path) as dataset:
+        with open_raster(path, drivers) as dataset:
             self.height, self.width = dataset.height, dataset.width
             self.grid = grid_of(dataset)
             self.dtype = dataset.dtypes[0]
-            self.files = tuple(dataset.files)
+            self.files = raster_files(dataset, path)
             alpha = alpha_band(dataset)
             self._alpha = 0 if alpha in bands or expand_palette else alpha  # a band asked for is a band, not a mask
             self._palette = palette(dataset) if expand_palette else None
@@ -84,7 +93,7 @@ class RasterSource:
             with self._taking:
                 handle = self._idle.pop() if self._idle else None
             if handle is None:
-                handle = open_raster(self.path)
+                handle = open_raster(self.path, self.drivers)
             try:
                 yield handle
             finally:
@@ -110,17 +119,19 @@ class RasterSource:
         return values, has_data
 
 
-def open_raster(path: str) -> Any:
-    """A rasterio dataset; the user's mistakes are told in one sentence, and a missing georeference is no alarm."""
-    import rasterio
+def open_raster(path: str, drivers: tuple[str, ...] = ()) -> Any:
+    """A rasterio dataset; the user's mistakes are told in one sentence, and a missing georeference is no alarm.
+
+    `drivers` of GDAL are allowed beside those that a file of this name is read with (see geo.drivers).
+    """
     from rasterio.errors import RasterioIOError
 
     logging.getLogger("rasterio").setLevel(logging.CRITICAL)  # its messages come back to us as exceptions
-    if not _is_remote(path) and not os.path.exists(path):
+    if not is_name(path) and not os.path.exists(path):
         raise UserError(f"there is no file {path}")
     try:
         with quiet():
-            dataset = rasterio.open(path)
+            dataset = open_allowed(path, drivers)
     except RasterioIOError as error:
         raise UserError(f"{path} cannot be read as a raster: {_one_line(error)}") from error
     if not dataset.count:
@@ -128,6 +139,20 @@ def open_raster(path: str) -> Any:
         dataset.close()
         raise UserError(f"{path} has no bands of its own" + (f"; name one of {inside}" if inside else ""))
     return dataset
+
+
+def raster_files(dataset: Any, path: str) -> tuple[str, ...]:
+    """Every file the pixels come from; GDAL does not look into VRTs that a VRT names."""
+    nested = (file for name in dataset.files if name.lower().endswith(".vrt") for file in vrt_files(name))
+    return tuple(dict.fromkeys([*dataset.files, *nested]))
+
+
+def descriptions(dataset: Any) -> tuple[str | None, ...]:
+    """Of the bands; in another encoding than UTF-8 they are of no use to us, and no harm."""
+    try:
+        return tuple(dataset.descriptions)
+    except UnicodeDecodeError:
+        return (None,) * int(dataset.count)
 
 
 def grid_of(dataset: Any) -> Grid:
@@ -147,7 +172,7 @@ def alpha_band(dataset: Any) -> int:
     """
     from rasterio.enums import ColorInterp
 
-    for band, (kind, name) in enumerate(zip(dataset.colorinterp, dataset.descriptions, strict=True), 1):
+    for band, (kind, name) in enumerate(zip(dataset.colorinterp, descriptions(dataset), strict=True), 1):
         if kind is ColorInterp.alpha and (not name or "alpha" in name.lower()):
             return band
     return 0
@@ -170,11 +195,6 @@ def _has_mask(flags: list[Any]) -> bool:
     from rasterio.enums import MaskFlags
 
     return MaskFlags.all_valid not in flags and MaskFlags.alpha not in flags
-
-
-def _is_remote(path: str) -> bool:
-    """Names that GDAL resolves by itself: URLs, virtual file systems, subdatasets, XML text of a VRT."""
-    return ":" in path[2:] or path.startswith(("/vsi", "<"))
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 
 from crispseg.errors import UserError, nearest
 from crispseg.geo.grid import Grid
-from crispseg.geo.reader import RasterSource, alpha_band, open_raster, palette
+from crispseg.geo.reader import RasterSource, alpha_band, descriptions, open_raster, palette, raster_files
 from crispseg.models.base import SegmentationModel
 from crispseg.predict.resample import ResampledSource
 from crispseg.predict.source import Source
@@ -27,6 +27,7 @@ class Reading:
     bands: tuple[str, ...] = ()
     resolution: float | str | None = None
     require_crs: bool = False
+    drivers: tuple[str, ...] = ()  # of GDAL, allowed beside the usual ones
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Scene:
     grid: Grid
     files: tuple[str, ...]
     warnings: tuple[str, ...]
+    bands: tuple[int, ...] = ()  # of the file, from 1
 
 
 def find_scenes(words: Sequence[str]) -> list[str]:
@@ -55,27 +57,34 @@ def find_scenes(words: Sequence[str]) -> list[str]:
     return list(found)
 
 
+def scene_files(path: str, drivers: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Every file that is read when the scene is."""
+    with open_raster(path, drivers) as dataset:
+        return raster_files(dataset, path)
+
+
 def open_scene(path: str, model: SegmentationModel, reading: Reading) -> Scene:
     fill = model.info.mean
-    with open_raster(path) as dataset:
+    with open_raster(path, reading.drivers) as dataset:
         colours = palette(dataset) is not None and model.in_channels != 1
         bands = choose_bands(path, band_names(dataset, colours), model, reading.bands)
-    source = RasterSource(path, bands, fill, expand_palette=colours)
+    source = RasterSource(path, bands, fill, colours, reading.drivers)
     grid = source.grid
     if not grid.crs and reading.require_crs:
         raise UserError(f"{path} has no coordinate reference system; assign one, or drop --require-crs")
     warnings = [] if grid.crs else [f"{path} has no coordinate reference system: the map will have none"]
     resolution = _wanted_resolution(model, reading)
     if resolution is None:
-        return Scene(path, source, grid, source.files, (*warnings, *_resolution_warnings(path, grid, model)))
+        warnings += _resolution_warnings(path, grid, model)
+        return Scene(path, source, grid, source.files, tuple(warnings), bands)
     try:
         grid = grid.resampled(resolution)
     except UserError as error:
         raise UserError(f"{path} cannot be resampled: {error}") from error
     if (grid.height, grid.width) == (source.height, source.width):
-        return Scene(path, source, source.grid, source.files, tuple(warnings))
+        return Scene(path, source, source.grid, source.files, tuple(warnings), bands)
     resampled = ResampledSource(source, grid.height, grid.width, fill)
-    return Scene(path, resampled, grid, source.files, tuple(warnings))
+    return Scene(path, resampled, grid, source.files, tuple(warnings), bands)
 
 
 def band_names(dataset: Any, colours: bool) -> list[str]:
@@ -85,7 +94,7 @@ def band_names(dataset: Any, colours: bool) -> list[str]:
     alpha = alpha_band(dataset)
     names = [
         (description or colour.name).lower()
-        for description, colour in zip(dataset.descriptions, dataset.colorinterp, strict=True)
+        for description, colour in zip(descriptions(dataset), dataset.colorinterp, strict=True)
     ]
     if alpha:
         names[alpha - 1] = "alpha"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,21 +12,33 @@ from numpy.typing import NDArray
 
 from crispseg.errors import UserError
 from crispseg.geo.gdal import bounded_cache
-from crispseg.geo.polygons import PolygonChoice, write_polygons
-from crispseg.geo.reader import explaining_damage, grid_of, open_raster, palette
+from crispseg.geo.polygons import ENDINGS, PolygonChoice, polygon_file, write_polygons
+from crispseg.geo.reader import explaining_damage, grid_of, open_raster, palette, raster_files
 from crispseg.geo.regions import NODATA, MapRows, in_parts
 from crispseg.geo.style import Style
 from crispseg.geo.writer import class_palette
+from crispseg.outputs import check_existing, claiming, put_in_place, refuse_inputs
 from crispseg.predict.source import Window
 
 _ROWS = 512
 
 
 def vectorize_map(
-    class_map: str, output: str, confidence: str | None = None, min_area: float = 0.0, simplify: float = 0.0
-) -> int:
-    """Write the regions of a class map as polygons; gives their number."""
+    class_map: str,
+    output: str,
+    confidence: str | None = None,
+    min_area: float = 0.0,
+    simplify: float = 0.0,
+    existing: str = "refuse",
+) -> int | None:
+    """Write the regions of a class map as polygons; gives their number.
+
+    `existing` says what to do when `output` is there already: refuse, replace, or skip (then the number is None).
+    """
     choice = PolygonChoice(output, min_area, simplify)
+    target = Path(output)
+    if target.suffix.lower() not in ENDINGS:
+        raise UserError(f"polygons are written to {', '.join(ENDINGS)}, not {output}")
     with open_raster(class_map) as dataset:
         if dataset.count != 1 or dataset.dtypes[0] != "uint8":
             raise UserError(f"{class_map} is no class map: it has {dataset.count} bands of {dataset.dtypes[0]}")
@@ -35,14 +46,21 @@ def vectorize_map(
         style = _style(dataset)
         if confidence is not None:
             _check_fit(class_map, grid.height, grid.width, confidence)
+        refuse_inputs([target], [*raster_files(dataset, class_map), *([confidence] if confidence is not None else [])])
 
         def bands() -> Iterator[MapRows]:
             with bounded_cache():
                 yield from _rows(class_map, confidence)
 
-        target = Path(output)
-        aside, count = write_polygons(bands, target, grid, style, choice, confidence is not None)
-    os.replace(aside, target)
+        with claiming([target]) as places:
+            if not check_existing([target], existing):
+                return None
+            aside = places[target].making(polygon_file(target))
+            try:
+                count = write_polygons(bands, aside, target, grid, style, choice, confidence is not None)
+                put_in_place(aside, target, existing)
+            finally:
+                places[target].remove()
     return count
 
 

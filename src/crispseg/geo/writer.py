@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from crispseg.errors import UserError
 from crispseg.geo.gdal import bounded_cache, quiet
 from crispseg.geo.grid import Grid
+from crispseg.outputs import Workplace
 
 NODATA = 255
 BLOCK = 512
@@ -39,12 +40,12 @@ class MapKind:
 
 
 class MapWriter:
-    """Takes rows from top to bottom; `finish` gives the path of the finished file inside `folder`."""
+    """Takes rows from top to bottom; `finish` gives the path of the finished file inside the workplace."""
 
-    def __init__(self, folder: Path, target: Path, grid: Grid, kind: MapKind, compress: str = "deflate"):
+    def __init__(self, place: Workplace, target: Path, grid: Grid, kind: MapKind, compress: str = "deflate"):
         self.target, self.grid, self.kind, self.compress = target, grid, kind, compress
-        self._plain = folder / f"{target.name}.plain.tif"
-        self._optimised = folder / target.name
+        self._plain = place.making(f"{target.name}.plain.tif")
+        self._optimised = place.making(target.name)
         self._waiting = np.empty((len(kind.bands), BLOCK, grid.width), np.uint8)
         self._waiting_rows = self._written = 0
         self._checksums: list[int] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,14 +13,15 @@ from pathlib import Path
 import torch
 
 from crispseg.errors import UserError, unknown
-from crispseg.geo.maps import Legend
-from crispseg.geo.scenes import find_scenes
+from crispseg.geo.maps import Legend, style_paths
+from crispseg.geo.scenes import find_scenes, scene_files
 from crispseg.models.base import SegmentationModel
+from crispseg.outputs import EXISTING, check_existing, refuse_inputs, there
 from crispseg.predict.engines import find_engine
 from crispseg.predict.evaluate import check_card
 from crispseg.predict.scene import Request, Result, Watcher, is_waiting, predict_scene
 
-EXISTING = ("refuse", "skip", "replace")
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,15 +58,18 @@ def predict_scenes(
     beside_the_maps = next(iter(targets.values())).parent
     with contextlib.closing(find_engine("exact" if request.settings.exact else engine, beside_the_maps)) as runner:
         for scene, target in targets.items():
-            if existing == "skip" and target.exists() and not is_waiting(target):
-                skipped.append(str(target))
-                continue
             try:
-                if existing == "refuse" and target.exists() and not is_waiting(target):
-                    raise UserError(f"{target} is there already; remove it, or say --existing skip or replace")
-                results.append(predict_scene(scene, target, model, legend, request, runner, watcher or Watcher()))
+                styles = style_paths(target).values()  # earlier versions made none
+                if is_waiting(target) or check_existing(request.outputs(target).values(), existing, styles):
+                    watching = watcher or Watcher()
+                    results.append(predict_scene(scene, target, model, legend, request, runner, watching, existing))
+                else:
+                    skipped.append(str(target))
             except UserError as error:
                 failures.append((scene, str(error)))
+            except Exception as error:  # whatever is wrong with one scene, the others are made
+                _log.debug("%s failed", scene, exc_info=True)
+                failures.append((scene, f"unexpected {type(error).__name__}: {error}"))
     return Report(tuple(results), tuple(skipped), tuple(failures))
 
 
@@ -83,12 +88,24 @@ def choose_targets(scenes: Sequence[str], output: str, request: Request) -> dict
     twice = [target for target, count in Counter(targets.values()).items() if count > 1]
     if twice:
         raise UserError(f"two scenes would both be written to {twice[0]}; run them with different outputs")
-    for scene, target in targets.items():
-        if target.exists() and Path(scene).exists() and target.samefile(scene):
-            raise UserError(f"the map of {scene} would replace the scene itself; choose another output")
     if request.polygons is not None and len({request.polygons.path(t) for t in targets.values()}) < len(targets):
         raise UserError("several scenes need several polygon files: say --polygons gpkg to put each beside its map")
+    outputs = Counter(path for target in targets.values() for path in request.outputs(target).values())
+    twice = [path for path, count in outputs.items() if count > 1]
+    if twice:
+        raise UserError(f"two outputs would both be {twice[0]}; run the scenes with different outputs")
+    refuse_inputs(outputs, _files_of(scenes, request.reading.drivers if any(map(there, outputs)) else None))
     return targets
+
+
+def _files_of(scenes: Sequence[str], drivers: tuple[str, ...] | None) -> list[str]:
+    """What the scenes are read from; only their names where no output is there (None) that could be another file."""
+    files = list(scenes)
+    if drivers is not None:
+        for scene in scenes:
+            with contextlib.suppress(Exception):  # one that cannot be opened will be told of when its turn comes
+                files += scene_files(scene, drivers)
+    return files
 
 
 def weights_version(model: SegmentationModel) -> str:

@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from crispseg import __version__, config, memory
 from crispseg.errors import UserError
-from crispseg.files import write_json
-from crispseg.geo.maps import Legend, MapChoice, write_maps
-from crispseg.geo.polygons import PolygonChoice, write_polygons
+from crispseg.fingerprint import stamps
+from crispseg.geo.maps import Legend, MapChoice, style_paths, write_maps
+from crispseg.geo.polygons import PolygonChoice, polygon_file, write_polygons
 from crispseg.geo.regions import MapRows, in_parts
 from crispseg.geo.scenes import Reading, Scene, open_scene
 from crispseg.models.base import SegmentationModel
+from crispseg.outputs import Workplace, check_existing, claiming, put_in_place, refuse_inputs, there, work_folder
 from crispseg.predict.bands import Pace
 from crispseg.predict.engines import Engine
-from crispseg.predict.journal import MOVES, Journal, journal_folder
+from crispseg.predict.journal import MOVES, Journal
 from crispseg.predict.plan import Plan, make_plan
 from crispseg.predict.products import Band, Products
 from crispseg.predict.work import Settings, Work, find_device
+
+# Outputs that another run might make under a name of its own; the class map is the journal's.
+_CLAIMED = ("polygons", "confidence", "probabilities", "boundaries")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +43,11 @@ class Request:
     @property
     def products(self) -> Products:
         return Products(self.maps.confidence or self.polygons is not None, self.maps.probabilities)
+
+    def outputs(self, target: Path) -> dict[str, Path]:
+        """Every file that is made of a scene, by what it is; the class map last."""
+        polygons = {} if self.polygons is None else {"polygons": self.polygons.path(target)}
+        return {**polygons, **style_paths(target), **self.maps.paths(target)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,19 +85,29 @@ def predict_scene(
     request: Request,
     engine: Engine,
     watcher: Watcher,
+    existing: str = "refuse",
 ) -> Result:
-    """Make the maps of one scene, or go on where a killed run stopped. `target` appears when all is done."""
+    """Make the maps of one scene, or go on where a killed run stopped. `target` appears when all is done.
+
+    `existing` says what to do about files of the outputs' names: refuse or replace.
+    """
     scene = open_scene(path, model, request.reading)
     try:
         for warning in scene.warnings:
             watcher.warn(warning)
         plan = make_plan(scene.grid.height, scene.grid.width, request.settings.tile, request.settings.overlap)
-        journal = Journal(target, _job(scene, legend, request), plan, request.products, model.num_classes)
+        outputs = request.outputs(target)
+        refuse_inputs(outputs.values(), scene.files)
+        job = _job(scene, legend, model, request, outputs)
+        journal = Journal(target, job, plan, request.products, model.num_classes)
         try:
-            if not journal.moves.exists():
-                _compute_bands(scene, plan, model, request, engine, journal, watcher)
-                _make_files(scene, target, journal, legend, request, watcher)
-            return _move_into_place(journal)
+            with claiming(path for what, path in outputs.items() if what in _CLAIMED) as places:
+                if _finished(journal, places, outputs) is None:
+                    check_existing(outputs.values(), "replace" if existing == "replace" else "refuse")
+                    _tell_changes(target, journal, watcher)
+                    _compute_bands(scene, plan, model, request, engine, journal, watcher)
+                    _make_files(scene, outputs, places, journal, legend, request, watcher)
+                return _put_in_place(journal, places, outputs, existing)
         finally:
             journal.release()
     finally:
@@ -97,24 +115,33 @@ def predict_scene(
 
 
 def is_waiting(target: Path) -> bool:
-    """Whether a run for `target` was killed while its finished files were being renamed."""
-    return (journal_folder(target) / MOVES).exists()
+    """Whether a run for `target` was killed while its finished files were being put in place."""
+    return (work_folder(target) / MOVES).exists()
 
 
-def _job(scene: Scene, legend: Legend, request: Request) -> dict[str, Any]:
+def _job(
+    scene: Scene, legend: Legend, model: SegmentationModel, request: Request, outputs: Mapping[str, Path]
+) -> dict[str, Any]:
     """All that the bytes of the maps depend on; a journal of another job is of no use."""
-    stats = [(name, os.stat(name)) for name in scene.files if os.path.exists(name)]
     wanted = config.to_dict(request)
     del wanted["pace"]
     wanted["settings"]["device"] = find_device(request.settings.device).type
     return {
         "crispseg": __version__,
         "scene": os.path.abspath(scene.path) if os.path.exists(scene.path) else scene.path,
-        "files": [[os.path.abspath(name), stat.st_size, stat.st_mtime_ns] for name, stat in stats],
+        "files": stamps(scene.files),
         "grid": config.to_dict(scene.grid),
-        "legend": config.to_dict(legend),
+        "model": {**config.to_dict(legend), "mean": list(model.info.mean), "std": list(model.info.std)},
+        "bands": list(scene.bands),
         "request": wanted,
+        "outputs": {what: os.path.abspath(path) for what, path in outputs.items()},
     }
+
+
+def _tell_changes(target: Path, journal: Journal, watcher: Watcher) -> None:
+    if journal.changes:
+        what = ", ".join(journal.changes[:5])
+        watcher.say(f"{target}: an unfinished run is there, but not of the same job ({what} differs); it starts anew")
 
 
 def _compute_bands(
@@ -154,27 +181,28 @@ def _giving_up(bands: Iterator[Band], journal: Journal) -> Iterator[Band]:
 
 
 def _make_files(
-    scene: Scene, target: Path, journal: Journal, legend: Legend, request: Request, watcher: Watcher
+    scene: Scene,
+    outputs: Mapping[str, Path],
+    places: Mapping[Path, Workplace],
+    journal: Journal,
+    legend: Legend,
+    request: Request,
+    watcher: Watcher,
 ) -> None:
-    """Write maps and polygons aside; `moves.json` then says that all are complete and where they go."""
+    """Write maps and polygons aside; then note that all are complete."""
     memory.give_back()
-    strips = range(journal.plan.strips)
+    target = outputs["classes"]
     watcher.say(f"writing {target}")
-    moves, areas = write_maps(map(journal.read, strips), journal.folder, target, scene.grid, legend, request.maps)
+    bands = map(journal.read, range(journal.plan.strips))
+    made, areas = write_maps(bands, journal.place, target, scene.grid, legend, request.maps)
     if request.polygons is not None:
-        path = request.polygons.path(target)
+        path = outputs["polygons"]
         memory.give_back()
         watcher.say(f"writing {path}")
-        rows = _rows_of(journal)
-        aside, _ = write_polygons(rows, path, scene.grid, legend.style, request.polygons)
-        moves.insert(0, (aside, path))
-    result = Result(
-        scene.path, tuple(str(path) for _, path in moves), scene.grid.area_unit, areas.table(legend.classes)
-    )
-    write_json(
-        journal.moves,
-        {"moves": [[os.path.abspath(a), os.path.abspath(b)] for a, b in moves], "result": config.to_dict(result)},
-    )
+        made["polygons"] = places[path].making(polygon_file(path))
+        write_polygons(_rows_of(journal), made["polygons"], path, scene.grid, legend.style, request.polygons)
+    result = Result(scene.path, tuple(map(str, outputs.values())), scene.grid.area_unit, areas.table(legend.classes))
+    journal.note_finished(config.to_dict(result), {what: made[what].name for what in outputs})
 
 
 def _rows_of(journal: Journal) -> Callable[[], Iterator[MapRows]]:
@@ -186,15 +214,46 @@ def _rows_of(journal: Journal) -> Callable[[], Iterator[MapRows]]:
     return rows
 
 
-def _move_into_place(journal: Journal) -> Result:
-    finished = json.loads(journal.moves.read_text(encoding="utf-8"))
-    for made, path in finished["moves"]:
-        if os.path.exists(made):  # otherwise it was moved before the run was killed
-            with open(made, "rb+") as file:
-                os.fsync(file.fileno())
-            os.replace(made, path)
+Finished = list[tuple[Path, Path]]  # a file in its workplace, and the name it shall have
+
+
+def _finished(
+    journal: Journal, places: Mapping[Path, Workplace], outputs: Mapping[str, Path]
+) -> tuple[Finished, Result] | None:
+    """What only waits to be put in place; None while something is to be made.
+
+    Only names are taken from the journal's note, so a note of anybody's moves nothing but what is in our folders.
+    """
+    noted = journal.finished_files()
+    if noted is None or list(noted[0]) != list(outputs):
+        return None
+    made, values = noted
+    folders = {
+        what: places[path].folder if path in places and what == "polygons" else journal.folder
+        for what, path in outputs.items()
+    }
+    files = [(folders[what] / Path(made[what]).name, path) for what, path in outputs.items()]
+    if not all(there(file) or there(path) for file, path in files):
+        return None
+    try:
+        return files, config.build(Result, values)
+    except UserError:
+        return None
+
+
+def _put_in_place(
+    journal: Journal, places: Mapping[Path, Workplace], outputs: Mapping[str, Path], existing: str
+) -> Result:
+    """The class map last: when it is there, all are."""
+    finished = _finished(journal, places, outputs)
+    assert finished is not None
+    files, result = finished
+    for file, path in files:
+        put_in_place(file, path, existing)
+    for place in places.values():
+        place.remove()
     journal.remove()
-    return config.build(Result, finished["result"])
+    return result
 
 
 def _consecutive(strips: Sequence[int]) -> list[range]:

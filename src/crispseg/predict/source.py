@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crispseg.errors import UserError
+from crispseg.nodata import is_data
 
 
 class Window(NamedTuple):
@@ -72,16 +73,17 @@ class ArraySource:
 
 
 def fill_gaps(values: NDArray[Any], has_data: NDArray[np.bool_] | None, fill: tuple[float, ...]) -> Pixels:
-    """Replace missing values (and NaN, infinity) by each band's mean; a pixel is present if any band has data.
+    """Replace missing values (also NaN, infinity and huge fillers) by each band's mean.
 
-    Both arrays are (bands, h, w); None says that nothing is missing.
+    A pixel is present if any band has data. Both arrays are (bands, h, w); None says that nothing is missing.
     """
     if values.dtype.kind == "f":
-        finite = np.isfinite(values)
-        has_data = finite if has_data is None else has_data & finite
+        measured = is_data(values)
+        has_data = measured if has_data is None else has_data & measured
     elif values.dtype.kind not in "iub":
         raise UserError(f"pixels of type {values.dtype} cannot be segmented; convert them to real numbers")
-    values = values.astype(_working_type(values.dtype), copy=False)
+    with np.errstate(over="ignore"):  # fillers that are replaced below
+        values = values.astype(_working_type(values.dtype), copy=False)
     if has_data is None or has_data.all():
         return Pixels(np.ascontiguousarray(values), np.ones(values.shape[1:], bool))
     values = values.copy()

@@ -14,11 +14,14 @@ from PIL import Image
 import crispseg
 from crispseg.cli.train import split_words
 from crispseg.errors import UserError
+from crispseg.models.backbone_folder import BackboneInfo, save_backbone
+from crispseg.models.vssd import create_backbone
 from crispseg.train import log as log_room
 from crispseg.train import loop
 from crispseg.train.checkpoint import load_checkpoint, save_checkpoint
 from crispseg.train.config import config_from, train_config
 from crispseg.train.log import MetricsLog, read_metrics
+from crispseg.train.setup import build_model, open_data
 from tests.train import tiny
 
 
@@ -225,3 +228,19 @@ def test_the_commands_words(tmp_path):
     assert split_words([f"{tmp_path}/a.yaml", "seed=1"]) == (f"{tmp_path}/a.yaml", ["seed=1"])
     assert split_words([str(tmp_path), "seed=1"]) == (None, [f"data={tmp_path}", "seed=1"])
     assert split_words(["seed=1"]) == (None, ["seed=1"])
+
+
+def test_a_backbone_is_started_from_and_named(folder, tmp_path, capsys):
+    backbone = create_backbone("vssd_nano", **{k: tiny.OPTIONS[k] for k in ("width", "depths", "heads", "state")})
+    save_backbone(backbone, tmp_path / "backbone", "vssd_nano", BackboneInfo(training_data="photos"))
+    values = tiny.settings(folder, tmp_path / "run", schedule={"steps": 1}, val_every=1)
+    values["model"]["weights"] = str(tmp_path / "backbone")
+    model = build_model(config_from(values), open_data(config_from(values)))
+    for name, tensor in backbone.state_dict().items():
+        assert torch.equal(model.backbone.state_dict()[name], tensor)
+    assert loop.train(config_from(values)).finished
+    assert f"starts from the backbone in {tmp_path / 'backbone'} (trained on photos)" in capsys.readouterr().err
+    values = tiny.settings(folder, tmp_path / "scratch", schedule={"steps": 1}, val_every=1)
+    assert loop.train(config_from(values)).finished
+    assert "starts from random weights" in capsys.readouterr().err
+    assert yaml.safe_load((tmp_path / "scratch" / "config.yaml").read_text())["model"]["weights"] == "none"

@@ -50,11 +50,10 @@ def save_backbone(
     backbone: VSSD,
     folder: str | os.PathLike[str],
     name: str,
-    options: dict[str, Any],
     info: BackboneInfo,
     half: bool = False,
 ) -> None:
-    """Write the folder, config.json last. With `half` the weights are stored in half precision."""
+    """Write the folder, config.json last, with all settings. With `half` the weights are stored in half precision."""
     from safetensors.torch import save as to_bytes
 
     folder = Path(folder)
@@ -68,7 +67,7 @@ def save_backbone(
         "crispseg": __version__,
         "name": name,
         "in_channels": backbone.in_channels,
-        "options": configs.to_dict(options),
+        "options": configs.to_dict(backbone.config),
         "info": configs.to_dict(info),
     }
     write_json(folder / CONFIG, config)

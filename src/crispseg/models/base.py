@@ -49,6 +49,7 @@ class SegmentationModel(nn.Module):
     in_channels: int = 0
     options: dict[str, Any]
     info: ModelInfo
+    origin: str = "random weights"  # what its weights started from, in words; not saved
 
     def at_progress(self, progress: float) -> None:
         """Told before every training step how much of the training is done, from 0 to 1."""

@@ -50,8 +50,13 @@ def missing_requirement(entry: Entry) -> str:
     return f"pip install 'crispseg[{entry.extra}]'"
 
 
-def create_model(name: str, num_classes: int = 6, in_channels: int = 3, **options: Any) -> SegmentationModel:
-    """Build a model by name, with fresh weights. Options are the fields of the model's config."""
+def create_model(
+    name: str, num_classes: int = 6, in_channels: int = 3, *, pretrained: bool = False, **options: Any
+) -> SegmentationModel:
+    """Build a model by name, with fresh weights. Options are the fields of the model's config.
+
+    With `pretrained` its backbone starts from the weights that come with crispseg, where there are some of its size.
+    """
     entry = entries().get(name)
     if entry is None:
         raise unknown("model", name, _ENTRIES)
@@ -66,4 +71,16 @@ def create_model(name: str, num_classes: int = 6, in_channels: int = 3, **option
     model.name, model.options = name, dict(options)
     model.num_classes, model.in_channels = num_classes, in_channels
     model.info = ModelInfo()
+    if pretrained:
+        _start_pretrained(model)
     return model
+
+
+def _start_pretrained(model: SegmentationModel) -> None:
+    from crispseg.models.pretrained import start_backbone
+    from crispseg.models.vssd import VSSD, variant_of
+
+    backbone = getattr(model, "backbone", None)
+    if not isinstance(backbone, VSSD):
+        raise UserError(f"no pretrained weights for {model.name} come with crispseg; there are some for crisp models")
+    start_backbone(backbone, variant_of(backbone.config) or model.name)

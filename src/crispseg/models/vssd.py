@@ -321,9 +321,26 @@ def backbone_config(name: str, **options: Any) -> VSSDConfig:
     return configs.build(VSSDConfig, configs.to_dict(VARIANTS[name]) | options)
 
 
-def create_backbone(name: str, in_channels: int = 3, **options: Any) -> VSSD:
-    """A backbone by name, e.g. `create_backbone("vssd_tiny", fusion="raw", dco=False, last_stage="attention")`."""
-    return VSSD(backbone_config(name, **options), in_channels)
+def create_backbone(name: str, in_channels: int = 3, *, pretrained: bool = False, **options: Any) -> VSSD:
+    """A backbone by name, e.g. `create_backbone("vssd_tiny", fusion="raw", dco=False, last_stage="attention")`.
+
+    With `pretrained` it has the weights that come with crispseg, for any number of bands.
+    """
+    backbone = VSSD(backbone_config(name, **options), in_channels)
+    if pretrained:
+        from crispseg.models.pretrained import start_backbone
+
+        start_backbone(backbone, name)
+    return backbone
+
+
+def variant_of(config: VSSDConfig) -> str:
+    """The name of the variant that has this config's sizes; empty when none has."""
+    sizes = ("width", "depths", "heads", "state", "expand", "mlp_ratio")
+    for name, variant in VARIANTS.items():
+        if all(getattr(variant, size) == getattr(config, size) for size in sizes):
+            return name
+    return ""
 
 
 def list_backbones() -> list[str]:

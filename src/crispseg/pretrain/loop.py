@@ -280,7 +280,6 @@ class Pretrainer:
             "scores": self.scores,
         }
         if self.processes.first:
-            model = self.config.model
             info = BackboneInfo(
                 mean=MEAN,
                 std=STD,
@@ -289,7 +288,7 @@ class Pretrainer:
                 scores=self.scores,
             )
             with self.stepper.final_weights():
-                save_backbone(self.stepper.model.backbone, self.out / "backbone", model.name, model.options, info)
+                save_backbone(self.stepper.model.backbone, self.out / "backbone", self.config.model.name, info)
             write_json(self.out / run_folder.RESULT, values)
         self.processes.wait()
         return values

@@ -33,7 +33,9 @@ class DataConfig:
 class ModelConfig:
     name: str | None = None  # none: crisp_tiny on a GPU, crisp_nano on a CPU
     options: dict[str, Any] = dataclasses.field(default_factory=dict)  # e.g. {prototypes: 4}
-    weights: str | None = None  # start from a model folder, or from a public VSSD checkpoint (backbone only)
+    # start from a backbone (by name or folder), a model folder or a public VSSD checkpoint; none: the backbone that
+    # comes along for the model, where there is one; "none": random weights
+    weights: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)

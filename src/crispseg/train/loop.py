@@ -331,6 +331,7 @@ class Trainer:
             f"{model.name} ({size:.2f} M parameters) on {processes.device}{several}, {self.config.precision}; "
             f"{len(self.folder.records('train'))} training and {len(self.folder.records('val'))} validation images; "
             f"{self.steps} steps of {self.batch_size} crops of {self.config.crop} px\n"
+            f"starts from {model.origin if self.done == 0 else f'step {self.done}'}\n"
             f"{run_folder.score_line(self.folder.protocol, self.config.val_images)}\nrun folder {self.out}"
         )
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-    lr: float | None = None  # none: 6e-5 from pretrained weights, 6e-4 from scratch
+    lr: float | None = None  # none: 6e-4; 6e-5 from a public checkpoint
     backbone_lr: float | None = None  # of the parameters under `backbone.`; none: lr
     gate_factor: float = 1.0  # learning rate of DCO's gates and of selective fusion's temperatures, over the others'
     weight_decay: float = 0.05

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -15,19 +17,37 @@ from crispseg.data.manifest import read_manifest
 from crispseg.errors import UserError
 from crispseg.models.base import ModelInfo, SegmentationModel
 from crispseg.models.folder import load as load_model
+from crispseg.models.pretrained import (
+    is_pretrained,
+    list_backbones_with_weights,
+    matching_backbone,
+    start_backbone,
+)
 from crispseg.models.registry import create_model
 from crispseg.models.shipped import is_saved
 from crispseg.models.vssd import VSSD
 from crispseg.models.vssd_checkpoint import load_vssd_checkpoint
 from crispseg.train.config import Precision, TrainConfig
 
-_SCRATCH_LR, _TUNING_LR = 6e-4, 6e-5
+SCRATCH = "none"  # as model.weights: a start from random weights
+_ON_VSSD = ("crisp_", "vssd_")
+_LR = 6e-4
+_PUBLIC_LR = 6e-5  # the paper's, for a checkpoint of a long training on ImageNet
 _MODEL = {"cuda": "crisp_tiny", "cpu": "crisp_nano"}
 _BATCH = {"cuda": 16, "cpu": 4}
 _STEPS = {"cuda": 4000, "cpu": 300}  # some ten minutes, on a present-day GPU and on two cores
 _VALIDATIONS = {"cuda": 10, "cpu": 3}
 _LARGEST_CROP = {"cuda": 1 << 30, "cpu": 256}
 _STRIDE = 32  # of the coarsest features
+
+
+def default_weights(name: str, options: Mapping[str, Any]) -> str:
+    """The pretrained backbone that comes along for a model, or `none`: for other networks, sizes and mixers."""
+    if not list_backbones_with_weights() or not name.startswith(_ON_VSSD):
+        return SCRATCH
+    with torch.device("meta"):
+        backbone = getattr(create_model(name, **options), "backbone", None)
+    return matching_backbone(backbone) or SCRATCH if isinstance(backbone, VSSD) else SCRATCH
 
 
 def choose_device(wanted: str) -> str:
@@ -62,13 +82,15 @@ def complete(config: TrainConfig, folder: Folder, device: str) -> TrainConfig:
     weights, classes = config.loss.class_weights, folder.protocol.classes
     if weights is not None and len(weights) != len(classes):
         raise UserError(f"loss.class_weights has {len(weights)} numbers, but there are {len(classes)} classes")
-    lr = config.optimizer.lr or (_TUNING_LR if config.model.weights else _SCRATCH_LR)
+    name = config.model.name or _MODEL[device]
+    start = config.model.weights or default_weights(name, config.model.options)
+    lr = config.optimizer.lr or (_PUBLIC_LR if start != SCRATCH and Path(start).is_file() else _LR)
     batch_size = config.batch_size or _BATCH[device]
     crop = config.crop or _choose_crop(folder, device)
     chosen = dataclasses.replace(
         config,
         data=dataclasses.replace(config.data, path=str(Path(config.data.path).resolve())),
-        model=dataclasses.replace(config.model, name=config.model.name or _MODEL[device]),
+        model=dataclasses.replace(config.model, name=name, weights=start),
         optimizer=dataclasses.replace(config.optimizer, lr=lr),
         batch_size=batch_size,
         crop=crop,
@@ -123,17 +145,23 @@ def build_model(config: TrainConfig, folder: Folder) -> SegmentationModel:
         resolution=protocol.resolution,
         training_data=f"{protocol.name} #{protocol.hash}, train split ({len(folder.records('train'))} images)",
     )
-    if config.model.weights:
+    if config.model.weights and config.model.weights != SCRATCH:
         start_from(model, Path(config.model.weights))
     return model
 
 
 def start_from(model: SegmentationModel, path: Path) -> None:
-    """Take over a saved model's weights as far as they fit, or a public VSSD checkpoint's backbone."""
+    """Take over a pretrained backbone, a saved model's weights as far as they fit, or a public VSSD checkpoint's."""
+    backbone = getattr(model, "backbone", None)
+    if is_pretrained(path):
+        if not isinstance(backbone, VSSD):
+            raise UserError(f"model.weights {path} is a VSSD backbone, which {model.name} does not have")
+        model.origin = start_backbone(backbone, path, model.info.bands)
+        return
+    model.origin = str(path)
     if is_saved(path):
         _start_from_folder(model, path)
         return
-    backbone = getattr(model, "backbone", None)
     if not isinstance(backbone, VSSD):
         raise UserError(
             f"model.weights {path} is a checkpoint file, which only VSSD backbones take; give a model folder"

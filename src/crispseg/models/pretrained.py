@@ -1,0 +1,119 @@
+"""Starting a model from a pretrained backbone: one that comes with crispseg, or the folder of `crisp pretrain`.
+
+Backbones see red, green and blue. For other bands the first convolution is adapted: a band of one of these names takes
+that band's weights, any other the mean of the three, and all are scaled by three over the number of bands.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from crispseg import config as configs
+from crispseg.errors import UserError, nearest
+from crispseg.models.backbone_folder import CONFIG, SavedBackbone, is_backbone_folder, read_backbone
+from crispseg.models.vssd import VSSD, VSSDConfig, backbone_config
+from crispseg.reading import read_json
+
+SHIPPED = Path(__file__).parents[1] / "shipped" / "backbones"
+PICTURE_BANDS = ("red", "green", "blue")
+_STEM = "patch_embed.conv1.conv.weight"
+_MAY_BE_FRESH = (".dco.", ".selection.", "num_batches_tracked")  # small gates, which a backbone may have been without
+_NOT_OF_THE_FUNCTION = ("drop_path", "checkpointing")
+
+
+def list_backbones_with_weights() -> list[str]:
+    """Names of the pretrained backbones that come with crispseg."""
+    return sorted(path.parent.name for path in SHIPPED.glob("*/config.json"))
+
+
+def is_pretrained(word: str | os.PathLike[str]) -> bool:
+    """Whether a word means a pretrained backbone: the name of one that comes along, or its folder."""
+    return os.fspath(word) in list_backbones_with_weights() or is_backbone_folder(word)
+
+
+def find_pretrained(word: str | os.PathLike[str]) -> Path:
+    """The folder of a pretrained backbone; what lies at the path wins."""
+    if is_backbone_folder(word):
+        return Path(word)
+    name, known = os.fspath(word), list_backbones_with_weights()
+    if name in known:
+        return SHIPPED / name
+    hint = nearest(name, known) or (f"; there are {', '.join(known)}" if known else "")
+    raise UserError(f"no pretrained backbone {name} comes with crispseg{hint}")
+
+
+def matching_backbone(backbone: VSSD) -> str:
+    """The name of the shipped backbone that computes the same function as this one, or an empty string."""
+    for name in list_backbones_with_weights():
+        card = read_json(SHIPPED / name / CONFIG)
+        if _settings(backbone_config(card["name"], **card["options"])) == _settings(backbone.config):
+            return name
+    return ""
+
+
+def start_backbone(backbone: VSSD, word: str | os.PathLike[str], bands: Sequence[str] = ()) -> str:
+    """Give a backbone pretrained weights; says in a sentence what it started from and what had to be adapted."""
+    folder = find_pretrained(word)
+    saved = read_backbone(folder)
+    weights = dict(saved.weights)
+    adapted = _adapt_stem(weights, backbone, tuple(bands))
+    fresh = _check_fit(backbone, weights, saved, folder)
+    backbone.load_state_dict(weights, strict=False)
+    own = f"the pretrained backbone {saved.name}" if folder.parent == SHIPPED else f"the backbone in {folder}"
+    facts = [f"trained on {saved.info.training_data}" if saved.info.training_data else "", adapted]
+    facts += [f"{len(fresh)} gates fresh" if fresh else "", _other_function(backbone, saved)]
+    return f"{own} ({'; '.join(fact for fact in facts if fact)})"
+
+
+def adapted_stem(weight: Tensor, bands: Sequence[str], count: int) -> Tensor:
+    """(out, 3, k, k) for red, green, blue -> (out, count, k, k) for bands of these names (or of none)."""
+    if count == weight.shape[1] and (not bands or tuple(bands) == PICTURE_BANDS):
+        return weight
+    names = tuple(bands) if len(bands) == count else ("",) * count
+    columns = [weight[:, PICTURE_BANDS.index(n)] if n in PICTURE_BANDS else weight.mean(1) for n in names]
+    scale = weight.shape[1] / count
+    stacked: Tensor = weight.new_zeros(weight.shape[0], count, *weight.shape[2:])
+    for band, column in enumerate(columns):
+        stacked[:, band] = column * scale
+    return stacked
+
+
+def _adapt_stem(weights: dict[str, Tensor], backbone: VSSD, bands: tuple[str, ...]) -> str:
+    given = weights.get(_STEM)
+    if given is None or given.shape[1] != len(PICTURE_BANDS):
+        return ""
+    weights[_STEM] = adapted_stem(given, bands, backbone.in_channels)
+    if weights[_STEM] is given:
+        return ""
+    return f"first convolution adapted from red, green, blue to {', '.join(bands) or f'{backbone.in_channels} bands'}"
+
+
+def _check_fit(backbone: VSSD, weights: dict[str, Tensor], saved: SavedBackbone, folder: Path) -> list[str]:
+    """The names that stay fresh; anything but gates must be there and fit."""
+    ours = backbone.state_dict()
+    fresh = [n for n in ours if n not in weights]
+    for name in [n for n in weights if n not in ours and any(part in n for part in _MAY_BE_FRESH)]:
+        del weights[name]
+    odd = [n for n in fresh if not any(part in n for part in _MAY_BE_FRESH)]
+    odd += [n for n in weights if n not in ours or ours[n].shape != weights[n].shape]
+    if odd:
+        raise UserError(
+            f"{folder} holds a {saved.name} that does not fit this model's backbone: {len(odd)} tensors differ, e.g. "
+            f"{', '.join(sorted(odd)[:3])}; take another model, or model.weights=none for a start from scratch"
+        )
+    return fresh
+
+
+def _other_function(backbone: VSSD, saved: SavedBackbone) -> str:
+    """Which settings of the backbone differ from those it was pretrained with."""
+    theirs, ours = (_settings(c) for c in (backbone_config(saved.name, **saved.options), backbone.config))
+    differ = [f"{key} {ours[key]} instead of {theirs[key]}" for key in ours if ours[key] != theirs[key]]
+    return "with " + ", ".join(differ) if differ else ""
+
+
+def _settings(config: VSSDConfig) -> dict[str, object]:
+    return {k: v for k, v in configs.to_dict(config).items() if k not in _NOT_OF_THE_FUNCTION}

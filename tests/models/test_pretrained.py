@@ -1,0 +1,92 @@
+"""Models that start from a pretrained backbone; the backbones here are small ones made on the spot."""
+
+import pytest
+import torch
+
+import crispseg
+from crispseg.errors import UserError
+from crispseg.models import pretrained
+from crispseg.models.backbone_folder import BackboneInfo, load_backbone, read_backbone, save_backbone
+from crispseg.models.vssd import create_backbone
+from crispseg.train.setup import SCRATCH, default_weights
+
+SMALL = {"width": 8, "depths": [1, 1, 1, 1], "heads": [1, 1, 2, 2], "state": 4}
+INFO = BackboneInfo(training_data="two photos", scores={"photos/knn": 0.5})
+
+
+@pytest.fixture
+def shipped(tmp_path, monkeypatch):
+    """A stand-in for the backbones that come along: vssd_nano, full size, in half precision."""
+    monkeypatch.setattr(pretrained, "SHIPPED", tmp_path)
+    torch.manual_seed(3)
+    backbone = create_backbone("vssd_nano")
+    save_backbone(backbone, tmp_path / "vssd_nano", "vssd_nano", INFO, half=True)
+    return backbone
+
+
+def test_a_backbone_is_saved_and_loaded(tmp_path):
+    backbone = create_backbone("vssd_nano", **SMALL, fusion="raw")
+    save_backbone(backbone, tmp_path / "own", "vssd_nano", INFO)
+    again = load_backbone(tmp_path / "own")
+    assert again.config == backbone.config
+    image = torch.randn(1, 3, 40, 40)
+    for a, b in zip(backbone.eval()(image), again(image), strict=True):
+        torch.testing.assert_close(a, b, atol=0, rtol=0)
+    card = (tmp_path / "own" / "README.md").read_text()
+    assert "two photos" in card and "photos/knn: 50.0 %" in card
+    assert read_backbone(tmp_path / "own").info == INFO
+
+
+def test_pretrained_models_have_the_shipped_weights(shipped):
+    model = crispseg.create_model("crisp_nano", num_classes=4, pretrained=True)
+    expected = {name: tensor.half().float() for name, tensor in shipped.state_dict().items()}
+    for name, tensor in model.backbone.state_dict().items():
+        if tensor.is_floating_point():
+            torch.testing.assert_close(tensor, expected[name], atol=0, rtol=0)
+    backbone = crispseg.create_backbone("vssd_nano", in_channels=1, pretrained=True)
+    weight = expected["patch_embed.conv1.conv.weight"]
+    torch.testing.assert_close(backbone.patch_embed.conv1.conv.weight.data, weight.mean(1, keepdim=True) * 3)
+    with pytest.raises(
+        UserError, match="no pretrained backbone vssd_tiny comes with crispseg; did you mean 'vssd_nano'"
+    ):
+        crispseg.create_backbone("vssd_tiny", pretrained=True)
+
+
+def test_the_stem_follows_the_bands_names():
+    weight = torch.randn(4, 3, 3, 3)
+    assert pretrained.adapted_stem(weight, (), 3) is weight
+    assert pretrained.adapted_stem(weight, ("red", "green", "blue"), 3) is weight
+    infrared = pretrained.adapted_stem(weight, ("near_infrared", "red", "green"), 3)
+    expected = torch.stack([weight.mean(1), weight[:, 0], weight[:, 1]], dim=1)
+    torch.testing.assert_close(infrared, expected)
+    four = pretrained.adapted_stem(weight, ("red", "green", "blue", "near_infrared"), 4)
+    expected = torch.cat([weight, weight.mean(1, keepdim=True)], dim=1) * 3 / 4
+    torch.testing.assert_close(four, expected)
+    # a grey picture, the same in all bands, is seen as before
+    grey = torch.randn(1, 1, 8, 8)
+    before = torch.nn.functional.conv2d(grey.expand(-1, 3, -1, -1), weight)
+    for count in (1, 2, 5, 13):
+        adapted = pretrained.adapted_stem(weight, (), count)
+        after = torch.nn.functional.conv2d(grey.expand(-1, count, -1, -1), adapted)
+        torch.testing.assert_close(after, before, atol=1e-4, rtol=1e-4)
+
+
+def test_what_does_not_fit_is_said(tmp_path, shipped):
+    small = create_backbone("vssd_nano", **SMALL)
+    with pytest.raises(UserError, match=r"does not fit this model's backbone.*model\.weights=none"):
+        pretrained.start_backbone(small, "vssd_nano")
+    said = pretrained.start_backbone(create_backbone("vssd_nano", fusion="raw", dco=False), "vssd_nano")
+    assert "fusion raw instead of" in said and "dco False instead of" in said
+    with pytest.raises(UserError, match="no pretrained backbone"):
+        pretrained.find_pretrained(tmp_path / "nothing")
+    (tmp_path / "vssd_nano" / "model.safetensors").write_bytes(b"cut")
+    with pytest.raises(UserError, match="damaged or cut short"):
+        pretrained.start_backbone(create_backbone("vssd_nano"), "vssd_nano")
+
+
+def test_training_starts_from_the_backbone_of_its_size(shipped):
+    assert default_weights("crisp_nano", {}) == "vssd_nano"
+    assert default_weights("crisp_nano", {"prototypes": 2}) == "vssd_nano"
+    assert default_weights("crisp_nano", {"dco": False}) == SCRATCH  # another function: asked for by name only
+    assert default_weights("crisp_tiny", {}) == SCRATCH
+    assert default_weights("unetformer_r18", {}) == SCRATCH

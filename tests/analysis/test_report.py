@@ -74,7 +74,7 @@ def test_json_and_csv_say_the_same(report: Path, analysis: Analysis) -> None:
     values = json.loads(text)
     assert values == analysis.to_dict() and "NaN" not in text
     rows = list(csv.DictReader(io.StringIO((report / "spectrum.csv").read_text())))
-    assert len(rows) == 3 * 2 * 10 * len(analysis.names)
+    assert len(rows) == 4 * 2 * 10 * len(analysis.names)
     for row in rows[::7]:
         block = values["variants"][row["variant"]]["spectrum"][row["place"]][row["block"]]
         assert float(row["ratio"]) == pytest.approx(block["images"][values["images"].index(row["image"])], rel=1e-6)
@@ -83,7 +83,7 @@ def test_json_and_csv_say_the_same(report: Path, analysis: Analysis) -> None:
 def test_markdown_tables_are_regular(report: Path, analysis: Analysis) -> None:
     text = (report / "analysis.md").read_text()
     blocks = re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE)
-    assert len(blocks) == len(all_tables(analysis)) == 7
+    assert len(blocks) == len(all_tables(analysis)) == 8
     for block in blocks:
         assert len({line.count("|") for line in block.splitlines()}) == 1
     spectrum = analysis.variants["as trained"].spectrum

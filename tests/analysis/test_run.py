@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from crispseg.analysis import Analysis, Settings, analyze, gates_off
+from crispseg.analysis.mixing import at_its_mean
 from crispseg.cli.main import main
 from crispseg.data.folder import Folder, open_folder
 from crispseg.errors import UserError
@@ -38,17 +39,20 @@ def shown(folder: Folder, split: str) -> list[tuple[torch.Tensor, np.ndarray]]:
 
 
 def test_confusion_of_both_variants(analysis: Analysis, crisp: SegmentationModel, folder: Folder) -> None:
-    expected = {label: np.zeros((3, 3), np.int64) for label in ("as trained", "gates off")}
+    expected = {label: np.zeros((3, 3), np.int64) for label in ("as trained", "gates off", "y^ at its mean")}
     with torch.no_grad():
         for image, truth in shown(folder, "train"):
             expected["as trained"] += counted(crisp(image)[0].argmax(0).numpy(), truth)
             with gates_off(crisp):
                 expected["gates off"] += counted(crisp(image)[0].argmax(0).numpy(), truth)
+            with at_its_mean(crisp):
+                expected["y^ at its mean"] += counted(crisp(image)[0].argmax(0).numpy(), truth)
     assert list(analysis.variants) == list(expected)
     for label, matrix in expected.items():
         # the last bit of a logit may differ with the layout of the image
         assert np.abs(analysis.variants[label].mistakes.all - matrix).sum() <= 4
-    assert not np.array_equal(*(v.mistakes.all for v in analysis.variants.values()))
+    assert not np.array_equal(*(analysis.variants[label].mistakes.all for label in ("as trained", "gates off")))
+    assert set(analysis.liveliness) == set(analysis.variants["as trained"].spectrum.mixer)
 
 
 def test_spectrum_is_that_of_the_metrics(analysis: Analysis, crisp: SegmentationModel, folder: Folder) -> None:
@@ -112,7 +116,8 @@ def test_against_a_model_of_another_kind(crisp: SegmentationModel, folder: Folde
     """UPerNet without DCO, of the same data: no gates of its own, no prototypes, but spectra and errors."""
     other = make_model("vssd_nano_upernet", channels=16).train()
     found = analyze(crisp, folder, "val", against=other, settings=Settings(pictures=1), **CPU)
-    assert list(found.variants) == ["as trained", "gates off", "against"] and list(found.gates) == ["as trained"]
+    assert list(found.variants) == ["as trained", "gates off", "y^ at its mean", "against"]
+    assert list(found.gates) == ["as trained"]
     assert other.training and not crisp.training  # as they were
     spectrum = found.variants["against"].spectrum
     assert spectrum is not None and len(spectrum.mixer) == 10

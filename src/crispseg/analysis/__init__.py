@@ -9,8 +9,9 @@ are `crispseg.evaluate`'s. docs/how-to/analysis.md says how to read each figure.
 """
 
 from crispseg.analysis.gates import gates_off, learned_gates
+from crispseg.analysis.mixing import at_its_mean
 from crispseg.analysis.report import write_analysis
 from crispseg.analysis.result import Analysis, Settings
 from crispseg.analysis.run import analyze
 
-__all__ = ["Analysis", "Settings", "analyze", "gates_off", "learned_gates", "write_analysis"]
+__all__ = ["Analysis", "Settings", "analyze", "at_its_mean", "gates_off", "learned_gates", "write_analysis"]

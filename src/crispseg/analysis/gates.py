@@ -51,6 +51,8 @@ class BlockGates:
     gates: dict[str, Spread | None]
     gain: Spread
     """(1 + t)(1 + omega) / (1 + s) over heads and channels: how much what varies is raised over the mean."""
+    travelled: float
+    """Mean distance of the block's gate parameters from where they started."""
 
 
 @torch.no_grad()
@@ -61,8 +63,15 @@ def learned_gates(model: SegmentationModel) -> tuple[BlockGates, ...]:
         gates = mixer.gates()
         omega, s, t = (torch.zeros(1) if x is None else x.cpu().double() for x in (gates.omega, gates.s, gates.t))
         gain = (1 + t)[None, :] * (1 + omega)[:, None] / (1 + s)[None, :]  # (H, P)
-        found.append(BlockGates(name, {key: _spread(getattr(gates, key)) for key in GATES}, _of(gain)))
+        spreads = {key: _spread(getattr(gates, key)) for key in GATES}
+        found.append(BlockGates(name, spreads, _of(gain), _travelled(mixer)))
     return tuple(found)
+
+
+def _travelled(mixer: NCSSDMixer) -> float:
+    assert mixer.dco is not None
+    distances = [(gate.double() - mixer.dco.config.init).abs().flatten() for gate in mixer.dco.parameters()]
+    return float(torch.cat(distances).mean())
 
 
 def _spread(values: Tensor | None) -> Spread | None:

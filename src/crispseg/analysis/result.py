@@ -15,7 +15,7 @@ from crispseg.analysis.prototypes import Prototypes
 from crispseg.data.protocol import Labels, Protocol
 from crispseg.metrics.scoring import number
 
-AS_TRAINED, GATES_OFF, AGAINST = "as trained", "gates off", "against"
+AS_TRAINED, GATES_OFF, AT_MEAN, AGAINST = "as trained", "gates off", "y^ at its mean", "against"
 Map = NDArray[np.float32]  # (h, w)
 Ids = NDArray[np.uint8]  # (H, W)
 
@@ -85,7 +85,7 @@ class Spectrum:
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """One model, or the same model with its gates off, on all images."""
+    """One model, or the same model with its gates off or its mixers' outputs at their means, on all images."""
 
     label: str
     source: str
@@ -125,6 +125,7 @@ class Analysis:
     names: tuple[str, ...]  # of the images
     variants: dict[str, Variant]
     gates: dict[str, tuple[BlockGates, ...]]  # by variant; only those with a DCO
+    liveliness: dict[str, float]  # var(y^) / var(D V) of each block, mean over images; empty without NC-SSD
     prototypes: Prototypes | None
     looks: tuple[Look, ...]
     notes: tuple[str, ...]
@@ -141,6 +142,7 @@ class Analysis:
             "images": list(self.names),
             "variants": {label: variant.to_dict(protocol) for label, variant in self.variants.items()},
             "gates": {label: [dataclasses.asdict(b) for b in blocks] for label, blocks in self.gates.items()},
+            "liveliness": {block: number(value) for block, value in self.liveliness.items()},
             "prototypes": None if self.prototypes is None else _prototypes(self.prototypes, protocol.classes),
         }
 

@@ -13,10 +13,12 @@ from torch import Tensor
 
 from crispseg.analysis.gates import calibrated_mixers, gates_off, learned_gates
 from crispseg.analysis.mistakes import Mistakes, boundary_band
+from crispseg.analysis.mixing import Liveliness, at_its_mean, mixers
 from crispseg.analysis.prototypes import Matching, PrototypeSums, allocation, has_prototypes, match_prototypes
 from crispseg.analysis.result import (
     AGAINST,
     AS_TRAINED,
+    AT_MEAN,
     GATES_OFF,
     Analysis,
     Conditions,
@@ -84,6 +86,7 @@ def analyze(
         conditions=conditions,
         names=tuple(record.name for record in records),
         variants={label: runner.finish() for label, runner in runners.items()},
+        liveliness=runners[AS_TRAINED].liveliness.mean(),
         gates={label: gates for label, each in models.items() if (gates := learned_gates(each))},
         prototypes=sums.finish() if has_prototypes(model) else None,
         looks=tuple(looks),
@@ -163,6 +166,7 @@ class _Runner:
         self.evaluator = Evaluator(model, device, fused=False)  # normalises, and checks the model's card
         self.mistakes = Mistakes.none(model.num_classes)
         self.rows: dict[str, list[dict[str, float]]] = {"mixer": [], "block": []}
+        self.liveliness = Liveliness()
 
     @torch.inference_mode()
     def __call__(self, values: NDArray[Any], cutoff: float) -> Seen:
@@ -183,7 +187,9 @@ class _Runner:
         return Seen(logits[0].argmax(0).to(torch.uint8), matching, maps)
 
     def _as_variant(self) -> contextlib.AbstractContextManager[None]:
-        return gates_off(self.evaluator.model) if self.label == GATES_OFF else contextlib.nullcontext()
+        model = self.evaluator.model
+        ways = {AS_TRAINED: self.liveliness.watching, GATES_OFF: gates_off, AT_MEAN: at_its_mean}
+        return ways[self.label](model) if self.label in ways else contextlib.nullcontext()
 
     def finish(self) -> Variant:
         return Variant(self.label, self.source, self.mistakes, self._spectrum())
@@ -203,6 +209,8 @@ def _runners(
     runners = {AS_TRAINED: _Runner(AS_TRAINED, source, model, device)}
     if calibrated_mixers(model):
         runners[GATES_OFF] = _Runner(GATES_OFF, source, model, device)
+    if mixers(model):
+        runners[AT_MEAN] = _Runner(AT_MEAN, source, model, device)
     if AGAINST in models:
         other = models[AGAINST]
         runners[AGAINST] = _Runner(AGAINST, against_source or other.name, other, device)

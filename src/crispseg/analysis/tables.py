@@ -10,19 +10,21 @@ from numpy.typing import NDArray
 
 from crispseg.analysis.gates import BlockGates, Spread
 from crispseg.analysis.prototypes import USED
-from crispseg.analysis.result import AS_TRAINED, Analysis, Variant, deviation
+from crispseg.analysis.result import AS_TRAINED, AT_MEAN, Analysis, Variant, deviation
 from crispseg.analysis.watching import PLACES
 from crispseg.evaluate.tables import Table, percent
 from crispseg.reading import plain_cell
 
 SCORES, MISTAKES, USE, BETWEEN = "Right and wrong", "Largest mistakes", "Use of prototypes", "Classes apart"
+LIVELINESS = "How much the mixers vary"
 SPECTRA = {place: f"Spectral ratio: {what}" for place, what in PLACES.items()}
-_GATE_HEADER = ("block", "1e-4 + lambda", "omega", "s", "t", "gain")
+_GATE_HEADER = ("block", "1e-4 + lambda", "omega", "s", "t", "gain", "travelled")
 
 
 def all_tables(analysis: Analysis) -> list[Table]:
     tables = [scores(analysis), mistakes(analysis)]
     tables += [table for place in PLACES if (table := spectrum(analysis, place)) is not None]
+    tables += [liveliness(analysis)] if analysis.liveliness else []
     tables += [gates(label, blocks) for label, blocks in analysis.gates.items()]
     return tables + prototype_tables(analysis)
 
@@ -74,11 +76,26 @@ def spectrum(analysis: Analysis, place: str) -> Table | None:
     return Table(SPECTRA[place], ("block", *found, *(f"over {label}" for label in others)), tuple(rows), note)
 
 
+def liveliness(analysis: Analysis) -> Table:
+    rows = tuple((block, f"{ratio:.3g}") for block, ratio in analysis.liveliness.items())
+    note = (
+        "Variance over tokens of the fusion's output y^, before calibration, over that of the skip D V, mean "
+        "over images. "
+        f"Far below 1 the mixer adds the same to every token: the row `{AT_MEAN}` of the first table says what is lost "
+        "when it adds just that."
+    )
+    return Table(LIVELINESS, ("block", "var(y^) / var(D V)"), rows, note)
+
+
 def gates(label: str, blocks: tuple[BlockGates, ...]) -> Table:
-    rows = tuple((b.block, *(_range(spread) for spread in b.gates.values()), _range(b.gain)) for b in blocks)
+    rows = tuple(
+        (b.block, *(_range(spread) for spread in b.gates.values()), _range(b.gain), f"{b.travelled:.4f}")
+        for b in blocks
+    )
     note = (
         "As they act: mean (lowest to highest) over heads or channels; they start at 0.01. Gain is (1 + t)(1 + omega) "
-        "/ (1 + s): how much what varies is raised over the mean of the map."
+        "/ (1 + s): how much what varies is raised over the mean of the map. Travelled: mean distance of the gates' "
+        "parameters from their start."
     )
     return Table(f"Gates: {label}", _GATE_HEADER, rows, note)
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from crispseg.cli.main import main
 from crispseg.data import inspect
 from crispseg.errors import UserError
 from tests.fakedata import fake_own
@@ -70,3 +71,60 @@ def test_contact_sheet_shows_images_beside_masks(tmp_path: Path) -> None:
     empty = inspect(root, thumbnails=0)
     with pytest.raises(UserError, match="no readable image"):
         empty.contact_sheet(tmp_path / "none.png")
+
+
+def test_infinity_is_found_and_statistics_stay_finite(tmp_path: Path) -> None:
+    root = fake_own(tmp_path / "mine", images=2)
+    for path in list((root / "images").iterdir()):
+        image = np.asarray(Image.open(path)).astype(np.float32)[..., 0].copy()
+        if path.stem == "site0_part1":
+            image[5, 7] = np.inf
+        Image.fromarray(image).save(path.with_suffix(".tif"))
+        path.unlink()
+    report = inspect(root)
+    assert report.statistics is not None and np.isfinite([*report.statistics.mean, *report.statistics.std]).all()
+    assert len(report.problems) == 1
+    assert "site0_part1.tif has 1 pixels of infinity, the first at row 5, column 7" in report.problems[0]
+
+
+def test_split_and_its_classes_are_shown(tmp_path: Path) -> None:
+    root = fake_own(tmp_path / "mine", colour=True)
+    names = sorted(path.stem for path in (root / "images").iterdir())
+    rows = [f"{name},{'val' if name.endswith('part1') else 'train'}" for name in names]
+    (root / "split.csv").write_text("\n".join(["name,split", *rows]))
+    report = inspect(root)
+    assert report.split is not None and report.split.images == {"train": 3, "val": 3}
+    assert any("on both sides of the split" in hint for hint in report.hints) and report.problems == []
+    assert "train" in str(report) and "hints: 1" in str(report)
+    (root / "split.csv").write_text("\n".join(["name,split", *rows[1:]]))
+    assert "does not say which split 1 images belong to" in inspect(root).problems[0]
+
+
+def test_classes_without_names_get_a_table_to_write(tmp_path: Path) -> None:
+    root = fake_own(tmp_path / "mine")
+    for path in (root / "masks").iterdir():
+        Image.fromarray(np.asarray(Image.open(path)) + 1).save(path)
+    hint = inspect(root).hints[0]
+    assert "begin at 1" in hint and hint.endswith("name,id\nclass_1,1\nclass_2,2\nclass_3,3")
+    for path in (root / "masks").iterdir():
+        Image.fromarray((np.asarray(Image.open(path)) > 1).astype(np.uint8) * 255).save(path)
+    report = inspect(root)
+    assert report.problems[0].endswith("name,id\nnothing,0\nsomething,255") and report.counts == {}
+
+
+def test_jpg_masks_are_one_problem(tmp_path: Path) -> None:
+    root = fake_own(tmp_path / "mine", colour=True)
+    for path in list((root / "masks").iterdir()):
+        Image.open(path).save(path.with_suffix(".jpg"), quality=50)
+        path.unlink()
+    assert inspect(root).problems == ["6 masks are jpg, which blurs ids and colours, e.g. site0_part0.jpg; use png"]
+
+
+def test_the_command_exits_with_one_when_there_are_problems(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = fake_own(tmp_path / "mine")
+    sheet = str(tmp_path / "sheet.png")
+    assert main(["info", str(root), "--sheet", sheet, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["split"]["images"]["val"] == 2
+    Image.new("L", (5, 5)).save(root / "masks" / "site0_part0.png")
+    assert main(["info", str(root), "--sheet", sheet]) == 1
+    assert "problems: 1" in capsys.readouterr().out

@@ -10,8 +10,10 @@ import time
 import pytest
 import torch
 import yaml
+from PIL import Image
 
 from crispseg.errors import UserError
+from crispseg.evaluate.opening import open_data, open_model
 from crispseg.train import loop
 from crispseg.train.config import config_from
 from crispseg.train.log import read_metrics
@@ -173,3 +175,31 @@ def test_what_resume_refuses(folder, tmp_path, whole, monkeypatch):
     (out / "last.pt").write_bytes(b"PK")
     with pytest.raises(UserError, match=r"last\.pt is"):
         loop.resume(out)
+
+
+def test_a_run_goes_on_with_the_split_it_began_with(tmp_path, monkeypatch):
+    """An automatic split of today's version may differ from that of the version that began the run."""
+    data = tiny.make_folder(tmp_path / "data")
+    (data / "split.csv").unlink()
+    monkeypatch.setattr(loop.Trainer, "asked_to_stop", lambda self: self.done == 2)
+    out = tmp_path / "run"
+    loop.train(config_from(tiny.settings(data, out)))
+    monkeypatch.undo()
+    before = json.loads((out / "protocol.json").read_text())
+    swapped = {"train": before["val"], "val": before["train"]}
+    monkeypatch.setattr(
+        "crispseg.data.folder.blocked_split",
+        lambda sizes, *_: {name: kind for kind, names in swapped.items() for name in names},
+    )
+    assert loop.resume(out).finished
+    opened = open_data(str(data), [open_model(str(out))])
+    assert opened.protocol.hash == before["hash"]
+
+
+def test_a_bad_mask_stops_a_run_before_its_first_step(tmp_path):
+    data = tiny.make_folder(tmp_path / "data")
+    (data / "classes.csv").write_text("name,id\ndark,0\nbright,1\n")
+    Image.new("L", (40, 40), 7).save(data / "masks" / "scene4.png")  # it validates
+    with pytest.raises(UserError, match=r"scene4\.png: class id 7 is out of range"):
+        loop.train(config_from(tiny.settings(data, tmp_path / "run")))
+    assert not (tmp_path / "run").exists()

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from crispseg.analysis.result import AGAINST, AS_TRAINED, Look, Map
 from crispseg.data.classes import IGNORE, Colour
-from crispseg.data.inspection import paint
+from crispseg.data.drawing import paint
 from crispseg.evaluate.pictures import draw_legend, load_font, pale
 
 if TYPE_CHECKING:

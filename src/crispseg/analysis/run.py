@@ -29,8 +29,8 @@ from crispseg.analysis.result import (
 )
 from crispseg.analysis.watching import activity, caught, places, ratios
 from crispseg.data.classes import IGNORE
+from crispseg.data.drawing import to_rgb
 from crispseg.data.folder import Folder, Record
-from crispseg.data.inspection import to_rgb
 from crispseg.data.protocol import Labels
 from crispseg.errors import UserError, unknown
 from crispseg.evaluate.run import check_fit

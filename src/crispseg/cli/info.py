@@ -36,9 +36,13 @@ def _describe_data(args: argparse.Namespace) -> int:
     from crispseg.data import inspect
 
     report = inspect(args.what, classes=args.classes)
-    sheet = report.contact_sheet(args.sheet or Path(f"{Path(args.what).resolve().name}-contact-sheet.png"))
-    Printer.of(args).result({**report.to_dict(), "sheet": sheet}, str(report), f"contact sheet: {sheet}")
-    return 0
+    values, shown = report.to_dict(), [str(report)]
+    if report.thumbnails:
+        sheet = report.contact_sheet(args.sheet or Path(f"{Path(args.what).resolve().name}-contact-sheet.png"))
+        values["sheet"] = sheet
+        shown.append(f"contact sheet: {sheet}")
+    Printer.of(args).result(values, *shown)
+    return 1 if report.problems else 0
 
 
 def _describe_model(args: argparse.Namespace) -> int:

@@ -10,21 +10,24 @@ import dataclasses
 import functools
 import re
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
 from crispseg.data.classes import IGNORE, ClassTable
 from crispseg.data.images import SUFFIXES, Array, read_header, read_image, read_mask
-from crispseg.data.labels import Mask, encode
+from crispseg.data.labels import Mask, encode, histogram, read_labels
 from crispseg.data.manifest import FOLDERS, Manifest, Statistics, band_sums, read_manifest, statistics_of
 from crispseg.data.protocol import SPLITS, Labels, Protocol, get_protocol, own_protocol
-from crispseg.data.split import VAL_SHARE, Window, blocked_split, check_split, read_split, strip_split
+from crispseg.data.split import UNUSED, VAL_SHARE, Window, blocked_split, check_split, read_split, strip_split
 from crispseg.data.tables import Classes, find_table
 from crispseg.errors import UserError, unknown
 from crispseg.reading import list_folder
 
 Split = Mapping[str, str] | str | Path
+_THREADS = 8  # that decode masks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,9 +53,12 @@ class Folder:
         splits: Mapping[str, tuple[Record, ...]],
         bands: tuple[int, str],
         sums: Mapping[str, Sequence[Sequence[float]]] | None = None,
+        counts: Mapping[str, list[int]] | None = None,
     ) -> None:
         self.root, self.table, self.protocol, self.splits = root, table, protocol, splits
         self.bands, self.dtype = bands
+        self.by_table = dict(counts or {})  # of whole images, by the ids of the table: what the split was made with
+        self.counts: dict[tuple[str, str], list[int]] = {}  # of masks that were read, by record and label variant
         self._sums: dict[str, Sequence[Sequence[float]]] = dict(sums or {})
 
     def __repr__(self) -> str:
@@ -91,6 +97,22 @@ class Folder:
             )
         mask, _ = encode(_cut(array, record.window), self.table, str(path))
         return self._to_protocol[mask]
+
+    def class_counts(self, record: Record, labels: Labels = "full") -> list[int]:
+        """Labelled pixels of each of the protocol's classes; a mask is read once."""
+        key = (record.name, labels)
+        if key not in self.counts and labels == "full" and record.name in self.by_table:
+            self.counts[key] = self._of_protocol(self.by_table[record.name])
+        elif key not in self.counts:
+            self.counts[key] = histogram(self.read_mask(record, labels), len(self.protocol.classes))
+        return self.counts[key]
+
+    def _of_protocol(self, by_table: Sequence[int]) -> list[int]:
+        counts = [0] * len(self.protocol.classes)
+        for index, pixels in enumerate(by_table):
+            if self._to_protocol[index] != IGNORE:
+                counts[self._to_protocol[index]] += pixels
+        return counts
 
     @functools.cached_property
     def _to_protocol(self) -> Mask:
@@ -135,13 +157,16 @@ def open_folder(
     split: Split | None = None,
     val_share: float = VAL_SHARE,
     seed: int = 0,
+    unlisted: Literal["error", "unused"] = "error",
+    counts: Mapping[str, list[int]] | None = None,
 ) -> Folder:
     """Open `root`. What is not given is taken from the folder, and what is not there is worked out:
 
     `protocol` a name or an object (it then decides the split), else the first that a prepared folder's dataset.json
     names; `classes` a ClassTable, the name of a known set or a path, else classes.csv, classes.yaml or dataset.json,
-    else the ids found in the masks; `split` a mapping or a path, else split.csv, else a split by place that depends
-    on `seed` alone.
+    else the ids found in the masks; `split` a mapping or a path, else split.csv, else a split by place that has every
+    class on both sides as far as that can be, for which all masks are read. Images that a given split does not name
+    are a mistake, or with `unlisted` left out. `counts` are pixels by class of masks that were read already, by image.
     """
     root = Path(root)
     files = find_pairs(root)
@@ -159,7 +184,10 @@ def open_folder(
         splits = _protocol_split(records, protocol, root)
     else:
         chosen = split if split is not None else (root / "split.csv" if (root / "split.csv").exists() else None)
-        splits = _own_split(records, chosen, val_share, seed)
+        if isinstance(chosen, Mapping) and unlisted == "unused":
+            chosen = {**{record.name: UNUSED for record in records}, **chosen}
+        counts = _table_counts(records, table, counts) if chosen is None and len(records) > 1 else counts
+        splits = _own_split(records, chosen, val_share, seed, counts)
         names = {kind: [record.name for record in members] for kind, members in splits.items()}
         protocol = own_protocol(root.resolve().name, table, names, manifest.get("resolution"))
     if not any(splits.values()):
@@ -167,7 +195,7 @@ def open_folder(
     _refuse_unlabelled(root, splits)
     first = read_header(next(record for members in splits.values() for record in members).image)
     sums = {entry["name"]: entry["sums"] for entry in manifest.get("images", [])}
-    return Folder(root, table, protocol, splits, (first.bands, first.dtype), sums)
+    return Folder(root, table, protocol, splits, (first.bands, first.dtype), sums, counts)
 
 
 @dataclasses.dataclass
@@ -237,14 +265,33 @@ def _protocol_split(records: list[Record], protocol: Protocol, root: Path) -> di
     return {kind: tuple(record for record in records if protocol.holds(kind, record.name)) for kind in SPLITS}
 
 
-def _own_split(records: list[Record], split: Split | None, share: float, seed: int) -> dict[str, tuple[Record, ...]]:
+def _table_counts(
+    records: list[Record], table: ClassTable, known: Mapping[str, list[int]] | None
+) -> dict[str, list[int]]:
+    """Labelled pixels of each image by the table's classes."""
+
+    def count(record: Record) -> list[int]:
+        if known is not None and record.name in known:
+            return known[record.name]
+        if "full" not in record.masks:
+            return [0] * len(table.names)
+        return histogram(read_labels(record.masks["full"], table)[0], len(table.names))
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return dict(zip([record.name for record in records], pool.map(count, records), strict=True))
+
+
+def _own_split(
+    records: list[Record], split: Split | None, share: float, seed: int, counts: Mapping[str, list[int]] | None
+) -> dict[str, tuple[Record, ...]]:
     names = [record.name for record in records]
     if split is None and len(records) == 1:
         parts = strip_split(records[0].height, records[0].width, share, seed=seed)
         blocks = [(kind, _part(records[0], window)) for kind, window in parts]
         return {kind: tuple(block for own, block in blocks if own == kind) for kind in SPLITS}
     if split is None:
-        chosen = blocked_split({record.name: record.height * record.width for record in records}, share, seed)
+        sizes = {record.name: record.height * record.width for record in records}
+        chosen = blocked_split(sizes, share, seed, counts)
     elif isinstance(split, Mapping):
         chosen = check_split(split, names, "the split")
     else:

@@ -1,4 +1,4 @@
-"""A look at a data folder before anything is trained on it: sizes, classes, statistics, faults, a contact sheet."""
+"""A look at a data folder before anything is trained on it: sizes, classes, splits, statistics, faults."""
 
 from __future__ import annotations
 
@@ -9,21 +9,25 @@ from typing import Any
 
 import numpy as np
 
-from crispseg.data.classes import IGNORE, ClassTable, Colour
-from crispseg.data.folder import find_pairs
+from crispseg.data.classes import IGNORE, ClassTable
+from crispseg.data.drawing import Thumbnails, draw_contact_sheet, draw_thumbnails
+from crispseg.data.folder import Pairs, find_pairs, open_folder
 from crispseg.data.images import Array, read_image, read_mask
-from crispseg.data.labels import Mask, encode, histogram
+from crispseg.data.labels import Mask, encode, histogram, is_lossy
 from crispseg.data.manifest import Statistics, band_sums, statistics_of
-from crispseg.data.tables import Classes, find_table
+from crispseg.data.shares import SplitShares, neighbours, split_shares
+from crispseg.data.tables import Classes, find_table, has_table
 from crispseg.errors import UserError
-from crispseg.files import replacing
 
-THUMBNAIL = 160  # side of a picture on the contact sheet, px
+_MOST_LISTED = 20  # faults of one kind in the report; all of them are in `problems`
 
 
 @dataclasses.dataclass
 class Report:
-    """What `inspect` found. `str(report)` is a table for people, `to_dict()` for machines."""
+    """What `inspect` found. `str(report)` is a table for people, `to_dict()` for machines.
+
+    `problems` have to be mended before training, `hints` are worth a thought.
+    """
 
     root: Path
     images: int = 0
@@ -31,18 +35,20 @@ class Report:
     kinds: Counter[str] = dataclasses.field(default_factory=Counter)  # "3 bands of uint8" -> images
     pixels: int = 0
     table: ClassTable | None = None
-    class_pixels: list[int] = dataclasses.field(default_factory=list)
+    counts: dict[str, list[int]] = dataclasses.field(default_factory=dict)  # labelled pixels by image and class
     ignored_pixels: int = 0
     statistics: Statistics | None = None
+    split: SplitShares | None = None
     problems: list[str] = dataclasses.field(default_factory=list)
-    thumbnails: list[tuple[str, Array, Array]] = dataclasses.field(default_factory=list, repr=False)
+    hints: list[str] = dataclasses.field(default_factory=list)
+    thumbnails: list[Thumbnails] = dataclasses.field(default_factory=list, repr=False)
 
     @property
     def shares(self) -> dict[str, float]:
         """Each class's part of the labelled pixels."""
-        total = sum(self.class_pixels) or 1
         names = self.table.names if self.table else ()
-        return {name: pixels / total for name, pixels in zip(names, self.class_pixels, strict=True)}
+        totals = [sum(each) for each in zip(*self.counts.values(), strict=True)] or [0] * len(names)
+        return {name: pixels / (sum(totals) or 1) for name, pixels in zip(names, totals, strict=True)}
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -55,7 +61,9 @@ class Report:
             "ignored_pixels": self.ignored_pixels,
             "mean": list(self.statistics.mean) if self.statistics else [],
             "std": list(self.statistics.std) if self.statistics else [],
+            "split": self.split.to_dict() if self.split else None,
             "problems": self.problems,
+            "hints": self.hints,
         }
 
     def __str__(self) -> str:
@@ -74,28 +82,19 @@ class Report:
             lines += [f"  {i:<5}{n:<{width + 2}}{100 * s:6.2f} %" for i, (n, s) in enumerate(self.shares.items())]
             if self.pixels:
                 lines.append(f"  ignored: {100 * self.ignored_pixels / self.pixels:.2f} % of all pixels")
-        lines += ["", f"problems: {len(self.problems)}"] + [f"  - {problem}" for problem in self.problems]
+        if self.split:
+            lines += ["", str(self.split)]
+        for title, texts in (("hints", self.hints), ("problems", self.problems)):
+            if texts or title == "problems":
+                lines += ["", f"{title}: {len(texts)}"] + [f"  - {text}" for text in texts[:_MOST_LISTED]]
+                lines += [f"  and {len(texts) - _MOST_LISTED} more"] if len(texts) > _MOST_LISTED else []
         return "\n".join(lines)
 
     def contact_sheet(self, path: str | Path) -> Path:
         """Draw small pictures of images, and beside each its mask, into a png."""
-        from PIL import Image, ImageDraw
-
         if not self.thumbnails:
             raise UserError(f"no readable image in {self.root} to draw")
-        across = min(3, len(self.thumbnails))
-        down = -(-len(self.thumbnails) // across)
-        cell = (2 * THUMBNAIL + 12, THUMBNAIL + 20)
-        sheet = Image.new("RGB", (across * cell[0], down * cell[1]), "white")
-        draw = ImageDraw.Draw(sheet)
-        for number, (name, image, mask) in enumerate(self.thumbnails):
-            x, y = number % across * cell[0], number // across * cell[1]
-            sheet.paste(Image.fromarray(image), (x, y + 14))
-            sheet.paste(Image.fromarray(mask), (x + THUMBNAIL + 4, y + 14))
-            draw.text((x, y), name[:48], fill="black")
-        with replacing(path) as aside:
-            sheet.save(aside, "png")
-        return Path(path)
+        return draw_contact_sheet(self.thumbnails, path)
 
 
 def inspect(root: str | Path, classes: Classes | None = None, thumbnails: int = 24) -> Report:
@@ -106,11 +105,24 @@ def inspect(root: str | Path, classes: Classes | None = None, thumbnails: int = 
     masks = next(iter(pairs.masks.values()))
     try:
         report.table = find_table(root, list(masks.values()), classes)
-        report.class_pixels = [0] * len(report.table.names)
     except UserError as error:
         report.problems.append(str(error))
     report.problems += [f"mask {masks[name].name} has no image" for name in masks if name not in pairs.images]
-    shown = set(_spread(list(pairs.images), thumbnails))
+    _look_at_images(report, pairs, masks, thumbnails)
+    lossy = [path.name for path in masks.values() if is_lossy(path.name)]
+    if lossy:
+        report.problems.append(f"{len(lossy)} masks are jpg, which blurs ids and colours, e.g. {lossy[0]}; use png")
+    if len(report.kinds) > 1:
+        report.problems.append(f"images differ in bands or type: {', '.join(report.kinds)}")
+    if report.table is not None and not has_table(root, classes):
+        report.hints.append(_name_the_classes(root, report.table))
+    if not report.problems:
+        _look_at_split(report, classes)
+    return report
+
+
+def _look_at_images(report: Report, pairs: Pairs, masks: dict[str, Path], count: int) -> None:
+    shown = set(_spread(list(pairs.images), count))
     totals: dict[int, Array] = {}
     for name, path in pairs.images.items():
         try:
@@ -118,27 +130,32 @@ def inspect(root: str | Path, classes: Classes | None = None, thumbnails: int = 
         except UserError as error:
             report.problems.append(str(error))
             continue
-        _count_image(report, image, totals)
+        _count_image(report, path, image, totals)
         mask = _count_mask(report, path, image, masks.get(name))
         if name in shown:
-            report.thumbnails.append((name, *_thumbnails(image, mask, report.table)))
+            palette = report.table.palette if report.table else ()
+            report.thumbnails.append((name, *draw_thumbnails(image, mask, palette)))
     if len(totals) == 1:
         try:
             report.statistics = statistics_of(next(iter(totals.values())))
         except UserError as error:
             report.problems.append(str(error))
-    if len(report.kinds) > 1:
-        report.problems.append(f"images differ in bands or type: {', '.join(report.kinds)}")
-    return report
 
 
-def _count_image(report: Report, image: Array, totals: dict[int, Array]) -> None:
+def _count_image(report: Report, path: Path, image: Array, totals: dict[int, Array]) -> None:
     height, width, bands = image.shape
     report.images += 1
     report.pixels += height * width
     report.sizes[f"{width} x {height}"] += 1
     report.kinds[f"{bands} band{'' if bands == 1 else 's'} of {image.dtype}"] += 1
     totals[bands] = totals.get(bands, np.zeros((bands, 3))) + np.array(band_sums(image))
+    infinite = int(np.isinf(image).any(axis=-1).sum()) if image.dtype.kind == "f" else 0
+    if infinite:
+        row, column = np.argwhere(np.isinf(image).any(axis=-1))[0]
+        report.problems.append(
+            f"{path.name} has {infinite} pixels of infinity, the first at row {row}, column {column}; they count as no "
+            "data: write NaN there if that is meant, or look for the division by zero"
+        )
 
 
 def _count_mask(report: Report, path: Path, image: Array, mask_path: Path | None) -> Mask | None:
@@ -157,43 +174,35 @@ def _count_mask(report: Report, path: Path, image: Array, mask_path: Path | None
             return None
         mask, _ = encode(array, report.table, mask_path.name)
     except UserError as error:
-        report.problems.append(str(error))
+        if not is_lossy(mask_path.name):  # one sentence about all jpg masks is enough
+            report.problems.append(str(error))
         return None
-    counts = histogram(mask, len(report.class_pixels))
-    report.class_pixels = [a + b for a, b in zip(report.class_pixels, counts, strict=True)]
+    report.counts[path.stem] = histogram(mask, len(report.table.names))
     report.ignored_pixels += int((mask == IGNORE).sum())
     return mask
+
+
+def _look_at_split(report: Report, classes: Classes | None) -> None:
+    """The split that training will use."""
+    try:
+        folder = open_folder(report.root, classes=classes, counts=report.counts)
+        report.split = split_shares(folder)
+    except UserError as error:
+        report.problems.append(str(error))
+        return
+    report.hints += report.split.warnings
+    hint = neighbours(folder) if folder.protocol.name.startswith(f"{folder.protocol.dataset}/own") else ""
+    if hint:
+        report.hints.append(hint)
+
+
+def _name_the_classes(root: Path, table: ClassTable) -> str:
+    rows = "\n".join(f"{name},{value}" for name, value in zip(table.names, table.file_values, strict=True))
+    from_one = "the ids in the masks begin at 1, and 0 is in none of them; " if table.file_values[0] == 1 else ""
+    return f"{from_one}there is no class table; to name the classes write {root / 'classes.csv'}:\nname,id\n{rows}"
 
 
 def _spread(names: list[str], count: int) -> list[str]:
     """At most `count` of the names, evenly from first to last."""
     step = max(len(names) / max(count, 1), 1.0)
     return [names[int(i * step)] for i in range(min(count, len(names)))]
-
-
-def _thumbnails(image: Array, mask: Mask | None, table: ClassTable | None) -> tuple[Array, Array]:
-    stride = max(1, -(-max(image.shape[:2]) // THUMBNAIL))
-    small = image[::stride, ::stride]
-    blank = np.full((*small.shape[:2], 3), 255, np.uint8)
-    labels = blank if mask is None or table is None else paint(mask[::stride, ::stride], table.palette)
-    return to_rgb(small), labels
-
-
-def to_rgb(image: Array) -> Array:
-    """(H, W, bands) of any type as 8-bit (H, W, 3): the first three bands, stretched between their 2nd and 98th
-    percentile unless they are 8 bit already."""
-    shown = image[..., :3] if image.shape[2] >= 3 else image[..., :1].repeat(3, axis=-1)
-    if shown.dtype == np.uint8:
-        return np.ascontiguousarray(shown)
-    values = np.nan_to_num(shown.astype(np.float64))
-    low, high = np.percentile(values, (2, 98))
-    scaled: Array = (np.clip((values - low) / max(high - low, 1e-12), 0, 1) * 255).astype(np.uint8)
-    return scaled
-
-
-def paint(mask: Mask, palette: tuple[Colour, ...]) -> Array:
-    """(H, W) ids as (H, W, 3) colours; ignored pixels are black."""
-    colours = np.zeros((256, 3), np.uint8)
-    colours[: len(palette)] = palette
-    painted: Array = colours[mask]
-    return painted

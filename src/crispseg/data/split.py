@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from crispseg.config import shown
+from crispseg.data.balance import balanced
 from crispseg.data.protocol import SPLITS
 from crispseg.errors import UserError, unknown
 from crispseg.reading import read_csv
@@ -53,8 +54,14 @@ def _numbered_tail(words: list[str]) -> int:
     return count
 
 
-def blocked_split(sizes: Mapping[str, int], share: float = VAL_SHARE, seed: int = 0) -> dict[str, str]:
-    """train or val for every image, given its pixels: whole groups, about `share` of all pixels in val."""
+def blocked_split(
+    sizes: Mapping[str, int],
+    share: float = VAL_SHARE,
+    seed: int = 0,
+    classes: Mapping[str, Sequence[int]] | None = None,
+) -> dict[str, str]:
+    """train or val for every image, given its pixels: whole groups, about `share` of all pixels in val, and of each
+    class where `classes` gives the labelled pixels of every image by class."""
     groups = group_names(sizes)
     pixels: dict[str, int] = {}
     for name, size in sizes.items():
@@ -62,14 +69,28 @@ def blocked_split(sizes: Mapping[str, int], share: float = VAL_SHARE, seed: int 
     target = share * sum(pixels.values())
     val: set[str] = set()
     taken = 0
-    for group in sorted(pixels, key=lambda g: _shuffle_key(seed, g)):
+    order = sorted(pixels, key=lambda g: _shuffle_key(seed, g))
+    for group in order:
         # the first group always goes in; a later one only if that brings val nearer to its share
         if not val or abs(taken + pixels[group] - target) < abs(taken - target):
             val.add(group)
             taken += pixels[group]
         if len(val) == len(pixels) - 1:
             break
+    if classes is not None and len(pixels) > 1:
+        val = balanced(val, order, _amounts(sizes, classes, groups), share)
     return {name: "val" if groups[name] in val else "train" for name in sizes}
+
+
+def _amounts(
+    sizes: Mapping[str, int], classes: Mapping[str, Sequence[int]], groups: Mapping[str, str]
+) -> dict[str, list[float]]:
+    """Of each group: pixels of its images, then labelled pixels by class."""
+    amounts: dict[str, list[float]] = {}
+    for name, group in groups.items():
+        own = [sizes[name], *classes[name]]
+        amounts[group] = [a + b for a, b in zip(amounts.get(group, [0.0] * len(own)), own, strict=True)]
+    return amounts
 
 
 def _shuffle_key(seed: int, text: str) -> bytes:

@@ -16,6 +16,7 @@ from crispseg.data.labels import check_whole, is_lossy, pack, unpack
 from crispseg.data.manifest import MANIFEST, read_manifest
 from crispseg.errors import UserError
 
+_FILES = ("classes.csv", "classes.yaml", "classes.yml")
 Classes = ClassTable | str | Path  # a table, the name of a known set, or a file
 
 
@@ -26,13 +27,18 @@ def find_table(root: Path, masks: Sequence[Path], classes: Classes | None = None
         return classes
     if classes is not None:
         return known.TABLES[str(classes)] if str(classes) in known.TABLES else read_class_table(classes)
-    for name in ("classes.csv", "classes.yaml", "classes.yml"):
+    for name in _FILES:
         if (root / name).exists():
             return read_class_table(root / name)
     manifest = read_manifest(root)
     if "classes" in manifest:
         return table_from_rows(manifest["classes"], str(root / MANIFEST))
     return known.TABLES[dataset] if dataset in known.TABLES else infer_table(root, masks)
+
+
+def has_table(root: Path, classes: Classes | None = None) -> bool:
+    """Whether somebody has said what the classes are."""
+    return classes is not None or any((root / name).exists() for name in (*_FILES, MANIFEST))
 
 
 def infer_table(root: Path, masks: Sequence[Path]) -> ClassTable:

@@ -12,6 +12,7 @@ from crispseg.models.base import SegmentationModel
 from crispseg.models.folder import CONFIG, load
 from crispseg.models.shipped import find_folder
 from crispseg.reading import read_json
+from crispseg.train.run_folder import recorded_split
 
 _RUN_CONFIG, _RUN_PROTOCOL, _BEST = "config.yaml", "protocol.json", "best"
 
@@ -66,11 +67,10 @@ def open_data(
             given: Any = configs.read_yaml(run / _RUN_CONFIG).get("data", {})
             data: _RunData = configs.checked(_RunData, given, f"{run / _RUN_CONFIG}: data")
             if Path(data.get("path", "")).resolve() == Path(path).resolve():
-                protocol, classes, split_file = (
-                    data.get("protocol"),
-                    data.get("classes"),
-                    data.get("split"),
-                )
+                protocol, classes, split_file = data.get("protocol"), data.get("classes"), data.get("split")
+                recorded = recorded_split(run) if protocol is None and split_file is None else None
+                if recorded is not None:
+                    return open_folder(path, classes=classes, split=recorded, unlisted="unused")
                 break
     return open_folder(path, protocol=protocol, classes=classes, split=split_file)
 

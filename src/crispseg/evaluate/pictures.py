@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crispseg.data.classes import IGNORE, Colour
-from crispseg.data.inspection import paint, to_rgb
+from crispseg.data.drawing import paint, to_rgb
 from crispseg.evaluate.worst import WorstWindow
 from crispseg.metrics import Reliability
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from crispseg import config as configs
 from crispseg.data.folder import Folder
 from crispseg.data.loader import make_loader
+from crispseg.data.shares import SplitShares
 from crispseg.errors import UserError
 from crispseg.train import run_folder
 from crispseg.train.checkpoint import BEST, LAST, State, load_checkpoint, remove_leftovers, save_checkpoint
@@ -33,6 +34,7 @@ from crispseg.train.setup import (
     choose_workers,
     complete,
     open_data,
+    read_labels,
     training_set,
     validation_set,
 )
@@ -60,7 +62,8 @@ def train_together(
         completed = [complete(config, folder, device) for config in wanted]
         if len({repr(batch_settings(config)) for config in completed}) > 1:
             raise UserError("trainings side by side need the same data, crops, seed, batch size and number of steps")
-        trainers = [Trainer(config, folder, processes, stop, trackers) for config in completed]
+        shares = read_labels(folder, processes)
+        trainers = [Trainer(config, folder, processes, stop, shares, trackers) for config in completed]
         outs = [_new_run(config, folder, processes) for config in completed]
         return run_trainers(trainers, outs, quiet)
 
@@ -119,7 +122,8 @@ def resume(run: Path, words: Sequence[str] = (), trackers: Iterable[Tracker] = (
     if state is not None:  # it holds all weights: those the run once began with may be gone
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, weights=None))
     with join_processes(choose_device(config.device)) as processes, StopRequest().listening() as stop:
-        trainer = Trainer(config, open_data(config), processes, stop, trackers)
+        folder = open_data(config, run_folder.recorded_split(run))
+        trainer = Trainer(config, folder, processes, stop, read_labels(folder, processes), trackers)
         if processes.first:
             remove_leftovers(run)
         if state is not None:
@@ -141,10 +145,11 @@ class Trainer:
         folder: Folder,
         processes: Processes,
         stop: StopRequest,
+        shares: SplitShares,
         trackers: Iterable[Tracker] = (),
     ) -> None:
         assert config.schedule.steps and config.val_every and config.batch_size, "complete the config first"
-        self.config, self.folder, self.processes, self.stop = config, folder, processes, stop
+        self.config, self.folder, self.processes, self.stop, self.shares = config, folder, processes, stop, shares
         self.steps, self.val_every, self.batch_size = config.schedule.steps, config.val_every, config.batch_size
         self.part_size = _part_size(config.batch_size, config.accumulate, processes.count)
         use_fast_kernels(processes.device)
@@ -324,6 +329,8 @@ class Trainer:
         return round(self.seconds + time.monotonic() - self.started, 2)
 
     def _greeting(self) -> str:
+        if self.done:
+            return f"{self.out}: going on after step {self.done} of {self.steps}"
         model, processes = self.stepper.model, self.processes
         size = sum(p.numel() for p in model.parameters()) / 1e6
         several = f" x {processes.count}" if processes.count > 1 else ""
@@ -331,8 +338,10 @@ class Trainer:
             f"{model.name} ({size:.2f} M parameters) on {processes.device}{several}, {self.config.precision}; "
             f"{len(self.folder.records('train'))} training and {len(self.folder.records('val'))} validation images; "
             f"{self.steps} steps of {self.batch_size} crops of {self.config.crop} px\n"
-            f"starts from {model.origin if self.done == 0 else f'step {self.done}'}\n"
-            f"{run_folder.score_line(self.folder.protocol, self.config.val_images)}\nrun folder {self.out}"
+            f"starts from {model.origin}\n"
+            f"{run_folder.score_line(self.folder.protocol, self.config.val_images)}\n{self.shares}\n"
+            + "".join(f"warning: {text}\n" for text in self.shares.warnings)
+            + f"run folder {self.out}"
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import platform
+import re
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -14,8 +15,8 @@ import torch
 
 from crispseg import __version__
 from crispseg import config as configs
-from crispseg.data.inspection import paint, to_rgb
-from crispseg.data.protocol import Protocol
+from crispseg.data.drawing import paint, to_rgb
+from crispseg.data.protocol import SPLITS, Protocol, list_protocols
 from crispseg.errors import UserError
 from crispseg.files import replacing, write_json
 from crispseg.reading import read_json
@@ -78,6 +79,22 @@ def describe_run(folder: Path, config: TrainConfig, protocol: Protocol, processe
     write_json(folder / PROTOCOL, {**dataclasses.asdict(protocol), "hash": protocol.hash, "line": line})
     write_json(folder / ENVIRONMENT, environment(processes))
     write_config(config, folder / CONFIG)
+
+
+def recorded_split(run: Path) -> dict[str, str] | None:
+    """The split that was made of somebody's own images when the run began; None where a split.csv or a protocol of the
+    data set says it, or where parts of one image are the split."""
+    path = run / PROTOCOL
+    if not path.exists() or (Path(configs.read_yaml(run / CONFIG)["data"]["path"]) / "split.csv").exists():
+        return None
+    protocol = read_json(path)
+    names = {split: protocol.get(split) or [] for split in SPLITS}
+    if protocol.get("name") in list_protocols() or any(_PART.search(name) for each in names.values() for name in each):
+        return None
+    return {name: split for split, each in names.items() for name in each}
+
+
+_PART = re.compile(r"_(rows|columns)\d+-\d+$")
 
 
 def score_line(protocol: Protocol, val_images: int | None) -> str:

@@ -14,6 +14,7 @@ import torch
 from crispseg.data.dataset import SegmentationDataset, check_bands
 from crispseg.data.folder import Folder, open_folder
 from crispseg.data.manifest import read_manifest
+from crispseg.data.shares import SplitShares, read_all_labels, split_shares
 from crispseg.errors import UserError
 from crispseg.models.base import ModelInfo, SegmentationModel
 from crispseg.models.folder import load as load_model
@@ -28,6 +29,7 @@ from crispseg.models.shipped import is_saved
 from crispseg.models.vssd import VSSD
 from crispseg.models.vssd_checkpoint import load_vssd_checkpoint
 from crispseg.train.config import Precision, TrainConfig
+from crispseg.train.distributed import Processes
 
 SCRATCH = "none"  # as model.weights: a start from random weights
 _ON_VSSD = ("crisp_", "vssd_")
@@ -64,17 +66,25 @@ def choose_workers(config: TrainConfig, device: torch.device) -> int:
     return min(16, max(1, (os.cpu_count() or 1) // local)) if device.type == "cuda" else 0
 
 
-def open_data(config: TrainConfig) -> Folder:
-    """The data folder, with the splits and the bands that training needs."""
+def open_data(config: TrainConfig, recorded: Mapping[str, str] | None = None) -> Folder:
+    """The data folder, with the splits and the bands that training needs. A run that goes on keeps the split that was
+    made for it and `recorded`, whatever this version would make."""
     data = config.data
     if not data.path:
         raise UserError("no data: give data=FOLDER, a folder with images/ and masks/")
-    folder = open_folder(data.path, protocol=data.protocol, classes=data.classes, split=data.split)
+    split = data.split if data.split is not None or data.protocol is not None else recorded
+    folder = open_folder(data.path, protocol=data.protocol, classes=data.classes, split=split)
     folder.records("train")
     folder.records("val")
     if data.bands is not None:
         check_bands(folder, len(data.bands), f"a config with data.bands {', '.join(data.bands)}")
     return folder
+
+
+def read_labels(folder: Folder, processes: Processes) -> SplitShares:
+    """Read every mask that the run will need, each process its part: a fault is told now and not hours later."""
+    read_all_labels(folder, ("train", "val"), processes.gather, slice(processes.rank, None, processes.count))
+    return split_shares(folder)
 
 
 def complete(config: TrainConfig, folder: Folder, device: str) -> TrainConfig:

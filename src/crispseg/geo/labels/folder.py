@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crispseg.data.classes import IGNORE, ClassTable
-from crispseg.data.inspection import to_rgb
+from crispseg.data.drawing import to_rgb
 from crispseg.data.manifest import band_sums
 from crispseg.geo.gdal import bounded_cache, quiet
 from crispseg.geo.labels.burn import Burner, area_of_interest

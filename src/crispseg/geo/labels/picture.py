@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crispseg.data.classes import IGNORE, ClassTable
-from crispseg.data.inspection import paint
+from crispseg.data.drawing import paint
 from crispseg.files import replacing
 
 PICTURES = 12  # on the sheet, at most

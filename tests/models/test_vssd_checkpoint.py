@@ -6,6 +6,7 @@ from safetensors.torch import save_file
 
 import crispseg
 from crispseg.errors import UserError
+from crispseg.models.vssd_checkpoint import start_from_checkpoint
 from tests.models.test_vssd import PUBLIC, randomised
 
 SMALL = {"width": 8, "depths": (1, 1, 2, 1), "heads": (1, 2, 2, 4), "state": 4}
@@ -109,3 +110,32 @@ def test_unsafe_and_damaged_files(tmp_path):
             crispseg.load_vssd_checkpoint(backbone(), tmp_path / f"{name}.pth")
     with pytest.raises(UserError, match="no weight file"):
         crispseg.load_vssd_checkpoint(backbone(), tmp_path / "absent.pth")
+
+
+@pytest.mark.parametrize("fusion", ["raw", "normalized"])
+def test_a_hybrid_file_starts_the_papers_model(fusion, tmp_path):
+    weights, path = public_weights(), tmp_path / "vssd_tiny.pth"
+    torch.save({"model": weights}, path)
+    target = backbone(last_stage="ncssd", fusion=fusion, dco=True)
+    said = start_from_checkpoint(target, path)
+    loaded = target.state_dict()
+    same = [name for name in loaded if name in weights and torch.equal(loaded[name], weights[name])]
+    assert len(same) == sum(name in loaded and loaded[name].shape == t.shape for name, t in weights.items()) > 80
+    assert "under layers.3.attn" in said and str(path) in said and "\n" not in said
+    assert ("trained with raw fusion and this model has normalized" in said) == (fusion == "normalized")
+
+
+def test_a_start_adapts_the_first_convolution_to_the_bands(tmp_path):
+    weights, path = public_weights(), tmp_path / "vssd_tiny.pth"
+    torch.save(weights, path)
+    target = crispseg.create_backbone("vssd_micro", in_channels=4, **PUBLIC | SMALL)
+    start_from_checkpoint(target, path, ("near_infrared", "red", "green", "blue"))
+    stem, given = (w["patch_embed.conv1.conv.weight"] for w in (target.state_dict(), weights))
+    torch.testing.assert_close(stem[:, 1:], given * 3 / 4)
+    torch.testing.assert_close(stem[:, 0], given.mean(1) * 3 / 4)
+
+
+def test_a_start_from_another_network_is_refused(tmp_path):
+    torch.save({"conv1.weight": torch.ones(1)}, tmp_path / "resnet.pth")
+    with pytest.raises(UserError, match="Is it a VSSD checkpoint"):
+        start_from_checkpoint(backbone(), tmp_path / "resnet.pth")

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from crispseg.errors import UserError
+from crispseg.models.pretrained import PICTURE_BANDS, adapted_stem
 from crispseg.models.vssd import VSSD
 from crispseg.models.weights import read_weights, tensors_in
 
 _CLASSIFIER = ("norm.", "head.")  # only in classification files
 _OURS_ALONE = (".dco.", "outnorm")  # DCO is not in public files; classification files lack the output norms
 _SHOWN = 6
+_STEM = "patch_embed.conv1.conv.weight"
+_LEAST_FIT = 0.6  # of a file's tensors; a hybrid one keeps more than nine tenths, but for stage 4's mixers
 
 
 def load_vssd_checkpoint(backbone: VSSD, path_or_state_dict: str | os.PathLike[str] | Mapping[str, Any]) -> list[str]:
@@ -53,6 +56,29 @@ def load_vssd_checkpoint(backbone: VSSD, path_or_state_dict: str | os.PathLike[s
         raise UserError(f"the checkpoint{where} does not fit this backbone; {'; '.join(problems)}{_advice(given)}")
     backbone.load_state_dict(given, strict=False)
     return [n for n in ours if n not in given]
+
+
+def start_from_checkpoint(backbone: VSSD, path: str | os.PathLike[str], bands: Sequence[str] = ()) -> str:
+    """Take over what fits of a public VSSD checkpoint, as a start for training; says in a sentence what that is.
+
+    Public files are hybrid (softmax attention in stage 4) and raw: a model with NC-SSD throughout, or with another
+    fusion, takes the rest. A file that is mostly of another network is refused as by `load_vssd_checkpoint`.
+    """
+    given = _backbone_part(tensors_in(read_weights(path)))
+    ours = backbone.state_dict()
+    if _STEM in given and given[_STEM].shape[1] == len(PICTURE_BANDS):
+        given[_STEM] = adapted_stem(given[_STEM], tuple(bands), backbone.in_channels)
+    fitting = {name: tensor for name, tensor in given.items() if name in ours and ours[name].shape == tensor.shape}
+    if _STEM not in fitting or len(fitting) < _LEAST_FIT * len(given):
+        load_vssd_checkpoint(backbone, path)
+    backbone.load_state_dict(fitting, strict=False)
+    facts = [f"{len(fitting)} of its {len(given)} tensors"]
+    if left := [name for name in given if name not in fitting]:
+        places = sorted({".".join(name.split(".")[:2] + name.split(".")[4:5]) for name in left})
+        facts.append(f"left out, as this model has no such tensors: {len(left)} under {', '.join(places)}")
+    if backbone.config.fusion != "raw":
+        facts.append(f"the file was trained with raw fusion and this model has {backbone.config.fusion}")
+    return f"the public checkpoint {os.fspath(path)} ({'; '.join(facts)})"
 
 
 def _backbone_part(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

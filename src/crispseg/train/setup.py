@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from crispseg.data.dataset import SegmentationDataset, check_bands
@@ -27,11 +28,13 @@ from crispseg.models.pretrained import (
 from crispseg.models.registry import create_model
 from crispseg.models.shipped import is_saved
 from crispseg.models.vssd import VSSD
-from crispseg.models.vssd_checkpoint import load_vssd_checkpoint
+from crispseg.models.vssd_checkpoint import start_from_checkpoint
 from crispseg.train.config import Precision, TrainConfig
 from crispseg.train.distributed import Processes
 
 SCRATCH = "none"  # as model.weights: a start from random weights
+# Per band of 8 bits, red, green, blue: what public checkpoints were trained with.
+IMAGENET_MEAN, IMAGENET_STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 _ON_VSSD = ("crisp_", "vssd_")
 _LR = 6e-4
 _PUBLIC_LR = 6e-5  # the paper's, for a checkpoint of a long training on ImageNet
@@ -156,11 +159,11 @@ def build_model(config: TrainConfig, folder: Folder) -> SegmentationModel:
         training_data=f"{protocol.name} #{protocol.hash}, train split ({len(folder.records('train'))} images)",
     )
     if config.model.weights and config.model.weights != SCRATCH:
-        start_from(model, Path(config.model.weights))
+        start_from(model, Path(config.model.weights), folder)
     return model
 
 
-def start_from(model: SegmentationModel, path: Path) -> None:
+def start_from(model: SegmentationModel, path: Path, folder: Folder | None = None) -> None:
     """Take over a pretrained backbone, a saved model's weights as far as they fit, or a public VSSD checkpoint's."""
     backbone = getattr(model, "backbone", None)
     if is_pretrained(path):
@@ -176,7 +179,14 @@ def start_from(model: SegmentationModel, path: Path) -> None:
         raise UserError(
             f"model.weights {path} is a checkpoint file, which only VSSD backbones take; give a model folder"
         )
-    load_vssd_checkpoint(backbone, path)
+    model.origin = start_from_checkpoint(backbone, path, model.info.bands)
+    if folder is not None and _in_8_bits(folder) and model.in_channels == len(IMAGENET_MEAN):
+        model.info = dataclasses.replace(model.info, mean=IMAGENET_MEAN, std=IMAGENET_STD)
+        model.origin += ", with ImageNet's mean and std"
+
+
+def _in_8_bits(folder: Folder) -> bool:
+    return folder.read_image(folder.records("train")[0]).dtype == np.uint8
 
 
 def _start_from_folder(model: SegmentationModel, path: Path) -> None:

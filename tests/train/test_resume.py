@@ -203,3 +203,21 @@ def test_a_bad_mask_stops_a_run_before_its_first_step(tmp_path):
     with pytest.raises(UserError, match=r"scene4\.png: class id 7 is out of range"):
         loop.train(config_from(tiny.settings(data, tmp_path / "run")))
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_is_trained_by_one_process_at_a_time(folder, tmp_path, monkeypatch):
+    """A second trainer would write over the log and the checkpoints of the first."""
+    out = tmp_path / "run"
+    refused = []
+
+    def meddle(self):
+        if self.done == 7:
+            with pytest.raises(UserError, match="another run is training"):
+                loop.resume(out)
+            refused.append(self.done)
+        return False
+
+    monkeypatch.setattr(loop.Trainer, "asked_to_stop", meddle)
+    assert loop.train(config_from(tiny.settings(folder, out))).finished and refused == [7]
+    assert [record["step"] for record in read_metrics(out / "metrics.jsonl") if "lr" in record] == [4, 8, 12, 16, 20]
+    assert not (out / ".lock").exists()

@@ -63,6 +63,11 @@ class Processes:
         return tensor
 
 
+def is_first() -> bool:
+    """Whether this is the first, or the only, of the processes that torchrun has started; before they have joined."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
 @contextlib.contextmanager
 def join_processes(device: str) -> Iterator[Processes]:
     """The processes of this run: those torchrun started, or this one alone. `device` is cpu or cuda."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
-import os
 import signal
 import sys
 import time
@@ -20,10 +20,11 @@ from crispseg.data.folder import Folder
 from crispseg.data.loader import make_loader
 from crispseg.data.shares import SplitShares
 from crispseg.errors import UserError
+from crispseg.outputs import only_one
 from crispseg.train import run_folder
 from crispseg.train.checkpoint import BEST, LAST, State, load_checkpoint, remove_leftovers, save_checkpoint
 from crispseg.train.config import MACHINE_KEYS, TrainConfig, config_from
-from crispseg.train.distributed import Processes, join_processes
+from crispseg.train.distributed import Processes, is_first, join_processes
 from crispseg.train.finish import Result, Scores, finish
 from crispseg.train.log import MetricsLog
 from crispseg.train.meter import Meter
@@ -64,8 +65,9 @@ def train_together(
             raise UserError("trainings side by side need the same data, crops, seed, batch size and number of steps")
         shares = read_labels(folder, processes)
         trainers = [Trainer(config, folder, processes, stop, shares, trackers) for config in completed]
-        outs = [_new_run(config, folder, processes) for config in completed]
-        return run_trainers(trainers, outs, quiet)
+        with contextlib.ExitStack() as held:
+            outs = [_new_run(config, folder, processes, held) for config in completed]
+            return run_trainers(trainers, outs, quiet)
 
 
 def batch_settings(config: TrainConfig) -> tuple[Any, ...]:
@@ -74,10 +76,11 @@ def batch_settings(config: TrainConfig) -> tuple[Any, ...]:
     return *making, config.schedule.steps, config.schedule.epochs, config.device
 
 
-def _new_run(config: TrainConfig, folder: Folder, processes: Processes) -> Path:
+def _new_run(config: TrainConfig, folder: Folder, processes: Processes, held: contextlib.ExitStack) -> Path:
     if processes.first:
         assert config.model.name is not None
         out = run_folder.new_run_folder(config.out, folder.protocol.dataset, config.model.name)
+        held.enter_context(only_one(out, "training"))
         config = dataclasses.replace(config, out=str(out))
         run_folder.describe_run(out, config, folder.protocol, processes)
     return Path(str(processes.from_first(config.out)))
@@ -110,14 +113,19 @@ def resume(run: Path, words: Sequence[str] = (), trackers: Iterable[Tracker] = (
         values = run_folder.read_result(run)
         if not quiet:
             print(f"{run} is finished already", file=sys.stderr)
-        return Result(run, values, first=int(os.environ.get("RANK", "0")) == 0)
+        return Result(run, values, first=is_first())
     for word in words:
         if word.partition("=")[0] not in MACHINE_KEYS:
             raise UserError(
                 f"a resumed run keeps its config; only {', '.join(MACHINE_KEYS)} may change, not {word!r}. "
                 f"For a new run from these weights give model.weights={run / 'best'}"
             )
-    config = config_from(configs.read_yaml(path), words)
+    with only_one(run, "training") if is_first() else contextlib.nullcontext():
+        return _go_on(run, words, trackers, quiet)
+
+
+def _go_on(run: Path, words: Sequence[str], trackers: Iterable[Tracker], quiet: bool) -> Result:
+    config = config_from(configs.read_yaml(run / run_folder.CONFIG), words)
     state = load_checkpoint(run / LAST, State) if (run / LAST).exists() else None
     if state is not None:  # it holds all weights: those the run once began with may be gone
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, weights=None))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import platform
 import re
@@ -39,9 +40,7 @@ def new_run_folder(wanted: str | None, dataset: str, model: str) -> Path:
                 f"{folder} holds a run already; continue it with `crisp train --resume {folder}`, or choose another out"
             )
     else:
-        number = 1
-        while (folder := Path("runs") / f"{dataset}-{model}-{number}").exists():
-            number += 1
+        folder = _next_free(Path("runs"), f"{dataset}-{model}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -70,6 +69,22 @@ def read_result(run: Path) -> dict[str, Any]:
         for name in _SCORES:
             configs.checked(float | None, values[kind].get(name), f"{path}: {name} of {kind}")
     return values
+
+
+def _next_free(parent: Path, label: str) -> Path:
+    """A new folder LABEL-NUMBER, which no other run that starts at the same time gets too."""
+    for number in itertools.count(1):
+        folder = parent / f"{label}-{number}"
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            if folder.parent.is_dir():
+                continue
+            raise UserError(f"cannot make {folder}: {parent} is no folder; choose another place with out=") from None
+        except OSError as error:
+            raise UserError(f"cannot make {folder}: {error.strerror}; choose another place with out=") from error
+        return folder
+    raise AssertionError("numbers do not end")
 
 
 def describe_run(folder: Path, config: TrainConfig, protocol: Protocol, processes: Processes) -> None:

@@ -81,7 +81,10 @@ def _campaign(args: argparse.Namespace, root: Path) -> tuple[list[Outcome], floa
                 worker.give([waiting.pop() for _ in range(min(_AT_ONCE, len(waiting)))])
         wait([worker.pipe for worker in workers], timeout=1)
         for worker in workers:
-            outcomes += worker.collect(waiting)
+            for outcome in worker.collect(waiting):
+                outcomes.append(outcome)
+                if outcome.ended == "fault":
+                    print(f"case {outcome.number}: {outcome.target}, {outcome.place}: {outcome.said}", file=sys.stderr)
         if time.monotonic() - shown > 30:
             shown = time.monotonic()
             faults = sum(outcome.ended == "fault" for outcome in outcomes)

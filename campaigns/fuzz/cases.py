@@ -17,6 +17,7 @@ from random import Random
 from types import FrameType
 from typing import Any
 
+from campaigns.fuzz.fence import Escape, fenced
 from campaigns.fuzz.mutate import mutate
 from campaigns.fuzz.targets import Target, targets
 from crispseg import memory
@@ -98,18 +99,16 @@ def _read(target: Target, folder: Path) -> tuple[str, str, str]:
     memory.reset_peak()
     before = memory.resident()
     try:
-        with _alarm(), warnings.catch_warnings():
+        with _alarm(), warnings.catch_warnings(), fenced(folder):
             warnings.simplefilter("ignore")
             target.read(folder)
         ended = ("read", "", "")
     except UserError as error:
         said = str(error)
         ended = ("refused", said[:200], "") if said.strip() else ("fault", "a UserError without words", "")
-    except TooLong:
-        return "fault", f"not done after {SECONDS} s", _place(traceback.extract_stack())
-    except MemoryError as error:
-        return "fault", f"MemoryError: {error}", _place(traceback.extract_tb(error.__traceback__))
-    except Exception as error:  # what the campaign looks for
+    except TooLong as error:
+        return "fault", f"not done after {SECONDS} s", _place(traceback.extract_tb(error.__traceback__))
+    except (Exception, Escape) as error:  # what the campaign looks for
         words = " ".join(str(error).split())[:200]
         return "fault", f"{type(error).__name__}: {words}", _place(traceback.extract_tb(error.__traceback__))
     if memory.peak() - before > BYTES:

@@ -6,6 +6,7 @@ A case damages one file of the folder and reads. It may succeed or raise a UserE
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import zipfile
 from collections.abc import Callable
@@ -225,6 +226,7 @@ def _half_prepared(folder: Path) -> None:
 # --- models and checkpoints ---
 
 
+@functools.cache
 def _small_model() -> Any:
     import crispseg
     from crispseg.models.base import ModelInfo
@@ -291,7 +293,7 @@ def _runs() -> list[Target]:
     return [
         Target("finished run", finished, ("result.json", "metrics.jsonl", "results.json"), read_all),
         Target("bench result", _bench, ("r.json",), lambda folder: read_bench(folder / "r.json"), share=1),
-        Target("stopped run", _stopped, ("run/last.pt", "run/last.pt", "run/config.yaml"), _take_up, share=3),
+        Target("stopped run", _stopped, ("run/last.pt", "run/last.pt", "run/config.yaml"), _take_up, share=1),
         Target("run to score", _run_to_score, ("run/protocol.json", "run/config.yaml"), _open_run, share=1),
     ]
 
@@ -352,15 +354,15 @@ def _run_to_score(folder: Path) -> None:
     import yaml
 
     fake_own(folder / "data", images=2, size=(16, 24))
-    _small_model().save(folder / "run" / "best")
+    (folder / "run").mkdir()
     (folder / "run" / "config.yaml").write_text(yaml.safe_dump({"data": {"path": str(folder / "data"), "split": None}}))
     (folder / "run" / "protocol.json").write_text(json.dumps({"dataset": "data", "train": ["site0"], "hash": "x"}))
 
 
 def _open_run(folder: Path) -> None:
-    from crispseg.evaluate.opening import open_data, open_model, training_notes
+    from crispseg.evaluate.opening import Opened, open_data, training_notes
 
-    opened = open_model(str(folder / "run"))
+    opened = Opened(_small_model(), "run", folder / "run")
     training_notes(opened, open_data(str(folder / "data"), [opened]), None)
 
 

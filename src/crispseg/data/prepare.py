@@ -219,6 +219,7 @@ class _Journal:
 
     def __init__(self, out: Path, dataset: str, layout: str) -> None:
         self._out, self._path, self._kind = out, out / _JOURNAL, f"{dataset} in the {layout} layout"
+        self._classes = len(known.TABLES[dataset].names)
         self.entries: dict[str, ImageEntry] = {}
         manifest = read_manifest(out)
         if manifest:
@@ -235,6 +236,8 @@ class _Journal:
         with contextlib.suppress(UserError):  # damaged: its image is made again
             entry: ImageEntry = configs.checked(ImageEntry, line, "a line")
             check_entry(entry)
+            if any(len(label["histogram"]) != self._classes for label in entry["labels"].values()):
+                return
             self.entries[entry["name"]] = entry
 
     def _refuse_other(self, kind: str) -> None:

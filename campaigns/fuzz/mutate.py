@@ -299,6 +299,8 @@ _BY_ENDING: dict[str, tuple[Mutation, ...]] = {
     ".tif": (damage_tiff, damage_tiff),
     ".safetensors": (damage_safetensors, damage_safetensors),
     ".zip": (damage_zip, damage_zip),
+    ".npz": (damage_zip, damage_zip),
+    ".geojson": (damage_json, damage_json),
     ".pt": (damage_zip, damage_zip),
     ".pth": (damage_zip, damage_zip),
     ".z": (damage_packed,),

@@ -59,6 +59,16 @@ def require_file(path: str | os.PathLike[str], what: str = "file") -> os.stat_re
     return facts
 
 
+def refuse_special(path: str | os.PathLike[str]) -> None:
+    """Pipes, sockets and devices: reading one may never end. What is not there is the caller's to tell."""
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):
+        return
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise UserError(f"{os.fspath(path)} is a pipe or device, not a file")
+
+
 def read_text(path: str | os.PathLike[str], limit: int, what: str = "file") -> str:
     """The UTF-8 text of a file of at most `limit` bytes; a byte-order mark is dropped."""
     size = require_file(path, what).st_size

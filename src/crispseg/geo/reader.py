@@ -18,6 +18,7 @@ from crispseg.geo.gdal import bounded_cache, quiet
 from crispseg.geo.grid import Grid
 from crispseg.geo.vrt import vrt_files
 from crispseg.predict.source import Pixels, Window, fill_gaps
+from crispseg.reading import refuse_special
 
 _LARGEST_CACHE = 768 * 2**20
 
@@ -129,6 +130,7 @@ def open_raster(path: str, drivers: tuple[str, ...] = ()) -> Any:
     logging.getLogger("rasterio").setLevel(logging.CRITICAL)  # its messages come back to us as exceptions
     if not is_name(path) and not os.path.exists(path):
         raise UserError(f"there is no file {path}")
+    refuse_special(path)
     try:
         with quiet():
             dataset = open_allowed(path, drivers)

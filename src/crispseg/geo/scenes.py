@@ -14,6 +14,7 @@ from crispseg.geo.reader import RasterSource, alpha_band, descriptions, open_ras
 from crispseg.models.base import SegmentationModel
 from crispseg.predict.resample import ResampledSource
 from crispseg.predict.source import Source
+from crispseg.reading import list_folder
 
 # What is taken from a folder; a file named by itself may have any name.
 _RASTER_ENDINGS = {".tif", ".tiff", ".vrt", ".png", ".jpg", ".jpeg", ".jp2", ".img", ".bmp", ".webp", ".gpkg", ".nc"}
@@ -50,7 +51,7 @@ def find_scenes(words: Sequence[str]) -> list[str]:
         if not path.is_dir():
             found[word] = None
             continue
-        inside = sorted(str(p) for p in path.iterdir() if p.suffix.lower() in _RASTER_ENDINGS and p.is_file())
+        inside = sorted(str(p) for p in list_folder(path) if p.suffix.lower() in _RASTER_ENDINGS and p.is_file())
         if not inside:
             raise UserError(f"the folder {path} holds no rasters ({', '.join(sorted(_RASTER_ENDINGS))})")
         found.update(dict.fromkeys(inside))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from crispseg.geo.style import Style
 from crispseg.geo.writer import class_palette
 from crispseg.outputs import check_existing, claiming, put_in_place, refuse_inputs
 from crispseg.predict.source import Window
+from crispseg.reading import parse_json
 
 _ROWS = 512
 
@@ -89,8 +89,8 @@ def _read(dataset: Any, path: str, window: Window) -> NDArray[np.uint8]:
 def _style(dataset: Any) -> Style:
     """The names our maps carry in their tags and the colours of the map; other maps get numbers and hues."""
     try:
-        named = {int(k): str(v) for k, v in json.loads(dataset.tags()["CLASSES"]).items()}
-    except (KeyError, ValueError, AttributeError):
+        named = {int(k): str(v) for k, v in parse_json(dataset.tags()["CLASSES"], "CLASSES").items()}
+    except (KeyError, ValueError, AttributeError, UserError):
         named = {}
     names = tuple(named.get(k, f"class {k}") for k in range(NODATA))
     colours = palette(dataset)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -15,8 +14,10 @@ from crispseg import __version__
 from crispseg import config as configs
 from crispseg.errors import UserError
 from crispseg.files import replacing, write_json, write_text
+from crispseg.models.budget import Budget, describing
 from crispseg.models.vssd import VSSD, create_backbone
-from crispseg.models.weights import read_weights
+from crispseg.models.weights import read_weight_names, read_weights
+from crispseg.reading import read_json
 
 KIND, FORMAT = "backbone", 1
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
@@ -78,10 +79,20 @@ def _stored(tensor: Tensor, half: bool) -> Tensor:
     return tensor.half() if half and tensor.is_floating_point() else tensor
 
 
+class _Config(TypedDict):
+    """What config.json says."""
+
+    format: int
+    name: str
+    in_channels: int
+    options: dict[str, Any]
+    info: BackboneInfo
+
+
 def is_backbone_folder(path: str | os.PathLike[str]) -> bool:
     try:
-        config = json.loads((Path(path) / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        config = read_json(Path(path) / CONFIG)
+    except UserError:
         return False
     return isinstance(config, dict) and config.get("kind") == KIND
 
@@ -89,30 +100,36 @@ def is_backbone_folder(path: str | os.PathLike[str]) -> bool:
 def read_backbone(folder: str | os.PathLike[str]) -> SavedBackbone:
     """What is saved in a backbone's folder, checked."""
     folder = Path(folder)
+    config = _read_config(folder)
+    weights = read_weights(folder / WEIGHTS)
+    plain = {n: t.float() if t.is_floating_point() else t for n, t in weights.items()}
+    return SavedBackbone(config["name"], config["options"], config["info"], plain)
+
+
+def _read_config(folder: Path) -> _Config:
     path = folder / CONFIG
     if not path.is_file():
         raise UserError(f"{folder} is not a backbone's folder: it has no {CONFIG}")
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        name, options, kind = config["name"], config["options"], config.get("kind")
-        version = int(config["format"])
-        info = configs.build(BackboneInfo, config["info"], "info.") if kind == KIND else BackboneInfo()
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is damaged: {error}") from error
-    if kind != KIND:
+    values = read_json(path)
+    if not isinstance(values, dict) or values.get("kind") != KIND:
         raise UserError(f"{folder} holds a whole model, not a backbone")
-    if version > FORMAT:
-        raise UserError(f"{folder} was saved by a newer crispseg ({config.get('crispseg', '?')}); upgrade crispseg")
-    weights = read_weights(folder / WEIGHTS)
-    return SavedBackbone(
-        name, options, info, {n: t.float() if t.is_floating_point() else t for n, t in weights.items()}
-    )
+    version = values.get("format")
+    if isinstance(version, int) and version > FORMAT:
+        raise UserError(f"{folder} was saved by a newer crispseg ({values.get('crispseg', '?')}); upgrade crispseg")
+    try:
+        config: _Config = configs.checked(_Config, values, "it")
+    except UserError as error:
+        raise UserError(f"{path} is damaged: {error}") from error
+    return config
 
 
 def load_backbone(folder: str | os.PathLike[str]) -> VSSD:
     """The backbone saved in a folder, with its own options, in evaluation mode."""
+    path = Path(folder) / CONFIG
+    config, held = _read_config(Path(folder)), read_weight_names(Path(folder) / WEIGHTS)
+    with describing(path), Budget(held, str(path)):
+        backbone = create_backbone(config["name"], config["in_channels"], **config["options"])
     saved = read_backbone(folder)
-    backbone = create_backbone(saved.name, **saved.options)
     _check_fit(backbone, saved, folder)
     backbone.load_state_dict(saved.weights)
     return backbone.eval()

@@ -6,8 +6,10 @@ meta device, where it costs nothing; once there are more, or larger ones, than t
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
 from crispseg.errors import UserError
+from crispseg.reading import reason
 
 _SPARE_TENSORS, _SPARE_NUMBERS = 2_000, 1 << 22  # for what is made on the way to a weight: index tables, drawn values
 _FOLD = 4  # initial values are often drawn in several steps
@@ -49,3 +52,12 @@ class Budget(TorchFunctionMode):
 
 
 _FROM_VALUES = (torch.tensor, torch.as_tensor, torch.scalar_tensor, torch.asarray)  # their values are there already
+
+
+@contextlib.contextmanager
+def describing(path: os.PathLike[str]) -> Iterator[None]:
+    """What torch says of sizes that do not go together is said of the file that describes them."""
+    try:
+        yield
+    except (ArithmeticError, AssertionError, RuntimeError, TypeError, ValueError) as error:
+        raise UserError(f"{os.fspath(path)} describes no model that can be made: {reason(error)}") from error

@@ -15,11 +15,11 @@ from crispseg import config as configs
 from crispseg.errors import UserError
 from crispseg.files import replacing, write_json, write_text
 from crispseg.models.base import ModelInfo, SegmentationModel
-from crispseg.models.budget import Budget, Held
+from crispseg.models.budget import Budget, Held, describing
 from crispseg.models.registry import create_model
 from crispseg.models.shipped import find_folder
 from crispseg.models.weights import read_weight_names, read_weights
-from crispseg.reading import read_json, reason
+from crispseg.reading import read_json
 
 FORMAT = 1
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
@@ -74,11 +74,8 @@ def load(
 
 def _build(saved: SavedModel, held: Mapping[str, Held], path: Path) -> SegmentationModel:
     """The network that config.json describes, as long as it is no larger than the weights that lie beside it."""
-    try:
-        with Budget(held, str(path)):
-            return create_model(saved["name"], saved["num_classes"], saved["in_channels"], **saved["options"])
-    except (ArithmeticError, AssertionError, RuntimeError, TypeError, ValueError) as error:
-        raise UserError(f"{path} describes no model that can be made: {reason(error)}") from error
+    with describing(path), Budget(held, str(path)):
+        return create_model(saved["name"], saved["num_classes"], saved["in_channels"], **saved["options"])
 
 
 def _stored(tensor: torch.Tensor, half: bool) -> torch.Tensor:

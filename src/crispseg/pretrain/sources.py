@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 import io
 import itertools
+import struct
 import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,8 +19,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from crispseg import memory
 from crispseg.data.images import SUFFIXES, Array, read_header, read_image
 from crispseg.errors import UserError
+from crispseg.reading import DAMAGE, LARGEST_CSV, read_text, reason, require_file
 
 _SUFFIXES = (*SUFFIXES, ".webp")
 _HELD_BACK = 10  # one in so many pictures scores, where a folder has no val/
@@ -168,18 +172,28 @@ def _class_names(root: Path) -> tuple[str, ...]:
     path = root / "classes.txt"
     if not path.is_file():
         raise UserError(f"{root} holds shards but no classes.txt with a class's name per line")
-    return tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+    return tuple(line.strip() for line in read_text(path, LARGEST_CSV, "list").splitlines() if line.strip())
 
 
 def _read_shard(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[Any]]:
+    require_file(path, "shard")
     try:
+        with zipfile.ZipFile(path) as archive:
+            unpacked = sum(member.file_size for member in archive.infolist())
+        if unpacked > memory.free():
+            raise UserError(f"{path} takes {unpacked / 2**30:.1f} GiB when it is read, and fewer are free")
         with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
             data, offsets, labels = file["data"], file["offsets"], file["labels"]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path} is no whole shard with data, offsets and labels: {error}") from error
-    whole = len(offsets) == len(labels) + 1 and bool((np.diff(offsets) > 0).all())
-    if not whole or (len(offsets) and offsets[-1] > len(data)):
+    except (*DAMAGE, zipfile.BadZipFile, zlib.error, struct.error) as error:
+        raise UserError(f"{path} is no whole shard with data, offsets and labels: {reason(error)}") from error
+    plain = all(part.ndim == 1 for part in (data, offsets, labels)) and data.dtype == np.uint8
+    if not plain or offsets.dtype.kind not in "iu" or labels.dtype.kind not in "iu":
+        raise UserError(f"{path} is damaged: data, offsets and labels must be lists of whole numbers")
+    whole = len(offsets) == len(labels) + 1 and bool((np.diff(offsets.astype(np.int64)) > 0).all())
+    if not whole or (len(offsets) and not 0 <= offsets[0] <= offsets[-1] <= len(data)):
         raise UserError(f"{path} is damaged: its offsets do not fit its {len(labels)} labels and {len(data)} bytes")
+    if len(labels) and labels.min() < 0:
+        raise UserError(f"{path} is damaged: it has a label below 0")
     return data, offsets.astype(np.int64), labels
 
 

@@ -20,7 +20,7 @@ def shipped(tmp_path, monkeypatch):
     monkeypatch.setattr(pretrained, "SHIPPED", tmp_path)
     torch.manual_seed(3)
     backbone = create_backbone("vssd_nano")
-    save_backbone(backbone, tmp_path / "vssd_nano", "vssd_nano", INFO, half=True)
+    save_backbone(backbone, tmp_path / "vssd_nano", "vssd_nano", INFO, storage="half")
     return backbone
 
 
@@ -50,6 +50,25 @@ def test_pretrained_models_have_the_shipped_weights(shipped):
         UserError, match="no pretrained backbone vssd_tiny comes with crispseg; did you mean 'vssd_nano'"
     ):
         crispseg.create_backbone("vssd_tiny", pretrained=True)
+
+
+@pytest.mark.parametrize(("storage", "bits"), [("full", 32), ("half", 16), ("int8", 8)])
+def test_stored_in_fewer_bits(tmp_path, storage, bits):
+    backbone = create_backbone("vssd_nano")
+    save_backbone(backbone, tmp_path, "vssd_nano", INFO, storage)
+    numbers = sum(tensor.numel() for tensor in backbone.state_dict().values())
+    size = (tmp_path / "model.safetensors").stat().st_size
+    assert size < 1.06 * numbers * bits / 8 + 50_000
+    again = load_backbone(tmp_path).state_dict()
+    for name, tensor in backbone.state_dict().items():
+        if not tensor.is_floating_point():
+            assert torch.equal(again[name], tensor)
+            continue
+        rows = tensor.flatten(1) if tensor.ndim > 1 else tensor[None]
+        largest = rows.abs().amax(1)
+        rounding = largest * 2.0**-10 + (largest / 254 if bits == 8 and tensor.ndim > 1 else 0) + 7e-5
+        apart = (again[name] - tensor).reshape(rows.shape).abs().amax(1)
+        assert (apart <= (rounding if bits < 32 else 0)).all(), name
 
 
 def test_the_stem_follows_the_bands_names():

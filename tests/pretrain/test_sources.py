@@ -100,6 +100,11 @@ def test_pictures_of_any_shape_are_fitted_and_held(tmp_path):
     pictures.hold("cpu")
     assert pictures.held.shape == (len(training), 3, 16, 16)
     assert (pictures.take(np.array([3, 0]), "cpu") == one_by_one).all()
+    for _ in range(2):  # the second time from the file
+        again = Pictures(training, 16)
+        again.hold("cpu", tmp_path / "cache")
+        assert (again.held == pictures.held).all()
+    assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
 def test_the_endless_order_is_a_permutation_per_epoch():

@@ -15,6 +15,7 @@ from crispseg import config as configs
 from crispseg.errors import UserError
 from crispseg.files import replacing, write_json, write_text
 from crispseg.models.budget import Budget, describing
+from crispseg.models.storage import Storage, packed, unpacked
 from crispseg.models.vssd import VSSD, create_backbone
 from crispseg.models.weights import read_weight_names, read_weights
 from crispseg.reading import read_json
@@ -52,13 +53,13 @@ def save_backbone(
     folder: str | os.PathLike[str],
     name: str,
     info: BackboneInfo,
-    half: bool = False,
+    storage: Storage = "full",
 ) -> None:
-    """Write the folder, config.json last, with all settings. With `half` the weights are stored in half precision."""
+    """Write the folder, config.json last, with all settings; `storage` says in how many bits."""
     from safetensors.torch import save as to_bytes
 
     folder = Path(folder)
-    tensors = {n: _stored(tensor, half) for n, tensor in backbone.state_dict().items()}
+    tensors = packed(backbone.state_dict(), storage)
     with replacing(folder / WEIGHTS) as aside:
         aside.write_bytes(to_bytes(tensors))
     write_text(folder / CARD, backbone_card(name, backbone, info))
@@ -72,11 +73,6 @@ def save_backbone(
         "info": configs.to_dict(info),
     }
     write_json(folder / CONFIG, config)
-
-
-def _stored(tensor: Tensor, half: bool) -> Tensor:
-    tensor = tensor.detach().cpu().contiguous()
-    return tensor.half() if half and tensor.is_floating_point() else tensor
 
 
 class _Config(TypedDict):
@@ -101,9 +97,7 @@ def read_backbone(folder: str | os.PathLike[str]) -> SavedBackbone:
     """What is saved in a backbone's folder, checked."""
     folder = Path(folder)
     config = _read_config(folder)
-    weights = read_weights(folder / WEIGHTS)
-    plain = {n: t.float() if t.is_floating_point() else t for n, t in weights.items()}
-    return SavedBackbone(config["name"], config["options"], config["info"], plain)
+    return SavedBackbone(config["name"], config["options"], config["info"], unpacked(read_weights(folder / WEIGHTS)))
 
 
 def _read_config(folder: Path) -> _Config:

@@ -72,6 +72,7 @@ class PretrainConfig:
     ema: float = 0.999  # decay of the moving average of the weights, which is what is kept; 0 is off
     sync_batchnorm: bool = True
     graph: bool | None = None  # forward and backward as one CUDA graph; none: where that is possible
+    cache: str | None = None  # a folder for decoded pictures, for other runs to use
     hold: bool | None = None  # all pictures decoded in memory; none: where they take 8 GiB at most
     seed: int = 0
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -85,7 +86,7 @@ class PretrainConfig:
 
 
 # What a resumed run may do otherwise: none of these change its weights.
-MACHINE_KEYS = ("device", "workers", "hold", "max_minutes", "save_every", "log_every", "graph")
+MACHINE_KEYS = ("device", "workers", "hold", "cache", "max_minutes", "save_every", "log_every", "graph")
 
 
 def pretrain_config(path: str | Path | None, words: Iterable[str] = ()) -> PretrainConfig:

@@ -75,14 +75,14 @@ def share_out(sets: Sequence[LearningSet], batch_size: int, processes: int) -> N
     sets[-1].count = rest
 
 
-def hold_pictures(sets: Sequence[LearningSet], wanted: bool | None, device: torch.device) -> None:
+def hold_pictures(sets: Sequence[LearningSet], wanted: bool | None, cache: str | None, device: torch.device) -> None:
     """Decode everything once, where it fits (or always, or never, as told)."""
     everything = [p for one in sets for p in (one.training, one.held_back) if p is not None]
     if wanted is None:
         wanted = sum(pictures.bytes for pictures in everything) <= HELD
     if wanted:
         for pictures in everything:
-            pictures.hold(device)
+            pictures.hold(device, cache)
 
 
 class Feed:

@@ -182,7 +182,7 @@ class Pretrainer:
         self.meter.load_state_dict(self.meter_state)
         try:
             progress.say(self._greeting())
-            hold_pictures(self.sets, self.config.hold, self.processes.device)
+            hold_pictures(self.sets, self.config.hold, self.config.cache, self.processes.device)
             self._steps()
             if self.done < self.steps:
                 progress.say(f"stopped after step {self.done} of {self.steps}; continue: crisp pretrain --resume {out}")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import multiprocessing
+import os
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,11 +18,12 @@ from torch.utils.data import DataLoader, Dataset
 
 from crispseg.data.images import Array
 from crispseg.data.loader import epoch_order
+from crispseg.files import replacing
 from crispseg.pretrain.draws import Whole
 from crispseg.pretrain.sources import Source
 
 HELD = 8 << 30  # bytes that all pictures of a run may take, unless told otherwise
-_THREADS = 16
+_WORKERS, _CHUNK = 16, 256
 
 
 class Pictures(Dataset[Tensor]):
@@ -47,23 +51,59 @@ class Pictures(Dataset[Tensor]):
     def __getitem__(self, index: int) -> Tensor:
         return torch.from_numpy(fitted(self.source.read(int(index)), self.side)).permute(2, 0, 1).contiguous()
 
-    def hold(self, device: torch.device) -> None:
-        """Decode all of them now, and keep them on the device."""
-        held = torch.empty(len(self), 3, self.side, self.side, dtype=torch.uint8)
+    def hold(self, device: torch.device, cache: str | Path | None = None) -> None:
+        """Decode all of them now, and keep them on the device; with `cache`, also in a file there for other runs."""
+        shape = (len(self), 3, self.side, self.side)
+        if cache is None:
+            held = np.empty(shape, np.uint8)
+            with ThreadPoolExecutor(_WORKERS) as pool:
+                list(pool.map(lambda start: _fill(self, held, start), range(0, len(self), _CHUNK)))
+        else:
+            held = self._from_cache(Path(cache), shape)
+        self.held = torch.from_numpy(held).to(device)
 
-        def fill(start: int) -> None:
-            for index in range(start, min(start + 256, len(self))):
-                held[index] = self[index]
+    def _from_cache(self, cache: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+        path = cache / f"pictures-{self._stamp()}.npy"
+        if not path.exists():
+            with replacing(path) as aside:
+                np.lib.format.open_memmap(aside, mode="w+", dtype=np.uint8, shape=shape).flush()
+                starts = range(0, len(self), _CHUNK)
+                context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+                with context.Pool(min(_WORKERS, os.cpu_count() or 1), _share, (self, aside)) as pool:
+                    pool.map(_fill_file, starts)
+        array: NDArray[np.uint8] = np.load(path)
+        return array
 
-        with ThreadPoolExecutor(_THREADS) as pool:
-            list(pool.map(fill, range(0, len(self), 256)))
-        self.held = held.to(device)
+    def _stamp(self) -> str:
+        """Changes with the files, by their names, and the size."""
+        digest = hashlib.blake2b(f"{self.side}/{len(self)}/".encode(), digest_size=10)
+        for index in range(len(self)):
+            digest.update(self.source.name(index).encode())
+        return digest.hexdigest()
 
     def take(self, indices: Whole, device: torch.device) -> Tensor:
         """(B, 3, side, side) on the device."""
         if self.held is not None:
             return self.held[torch.from_numpy(indices).to(self.held.device)].to(device)
         return torch.stack([self[int(index)] for index in indices]).to(device)
+
+
+def _fill(pictures: Pictures, held: NDArray[np.uint8], start: int) -> None:
+    for index in range(start, min(start + _CHUNK, len(pictures))):
+        held[index] = pictures[index].numpy()
+
+
+_SHARED: list[tuple[Pictures, Path]] = []  # in a process that decodes: what, and where to
+
+
+def _share(pictures: Pictures, path: Path) -> None:
+    _SHARED[:] = [(pictures, path)]
+    torch.set_num_threads(1)
+
+
+def _fill_file(start: int) -> None:
+    pictures, path = _SHARED[0]
+    _fill(pictures, np.load(path, mmap_mode="r+"), start)
 
 
 def fitted(image: Array, side: int) -> Array:

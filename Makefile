@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow lint format clean
+.PHONY: demo docs test test-slow lint format clean
 
 demo: $(READY)
 	$(BIN)/crisp demo --out demo --existing replace
@@ -14,6 +14,11 @@ test: $(READY)
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow
+
+# Offline, and a warning is an error.
+docs: $(VENV)/.docs-ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "python3 -m http.server -d site shows it"
 
 lint: $(READY)
 	$(BIN)/ruff check src tests benchmarks tools
@@ -31,6 +36,10 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet -c constraints.txt torch
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[plots,track,peers,ray,dev]'
 	touch $(READY)
+
+$(VENV)/.docs-ready: $(READY)
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[docs]'
+	touch $@
 
 clean:
 	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -9,7 +9,11 @@ _LONGEST_NAME = 200
 
 
 class UserError(Exception):
-    """What was wrong, where, and what to do, in words meant for the user."""
+    """Something that the user can mend: its text says what was wrong, where, and what to do.
+
+    Every function of `crispseg` raises it for a mistake in what it was given; the commands print it without a
+    traceback and end with exit status 1.
+    """
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -70,7 +70,7 @@ class FusedConcat(nn.Module):
         )
 
     def forward(self, earlier: Sequence[Tensor], norms: Sequence[FusedNorm], deepest: Tensor) -> Tensor:
-        """Likewise."""
+        """The mixed map at the size of the finest stage; `norms` are those of the backbone's outputs, applied here."""
         *products, last = self.products
         first, *others = (product(norm(x)) for product, norm, x in zip(products, norms, earlier, strict=True))
         for x in (*others, last(deepest)):

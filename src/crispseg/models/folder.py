@@ -56,9 +56,14 @@ def save(model: SegmentationModel, folder: str | os.PathLike[str], half: bool = 
 def load(
     folder: str | os.PathLike[str], num_classes: int | None = None, device: str | torch.device = "cpu"
 ) -> SegmentationModel:
-    """The model saved in `folder`, in evaluation mode and float32. `num_classes` says how many the caller expects.
+    """The model saved in a folder, in evaluation mode and float32.
 
-    `folder` may also be the name of a model that comes with crispseg, e.g. `crisp_nano_dubai`.
+        model = crispseg.load("crisp_nano_dubai")
+
+    Args:
+        folder: What `model.save` wrote, `best/` of a training run, or the name of a model that comes with crispseg.
+        num_classes: How many classes you expect; another number is an error.
+        device: Where to put it.
     """
     folder = find_folder(folder)
     saved = _read_config(folder)

@@ -39,7 +39,11 @@ def entries() -> dict[str, Entry]:
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """Names that match a shell-style pattern, e.g. `list_models("crisp*")`."""
+    """The names that `create_model` takes, in the order of `crisp models`.
+
+    Args:
+        pattern: Shell-style: `list_models("crisp*")`.
+    """
     return [name for name in entries() if fnmatch.fnmatchcase(name, pattern)]
 
 
@@ -53,9 +57,21 @@ def missing_requirement(entry: Entry) -> str:
 def create_model(
     name: str, num_classes: int = 6, in_channels: int = 3, *, pretrained: bool = False, **options: Any
 ) -> SegmentationModel:
-    """Build a model by name, with fresh weights. Options are the fields of the model's config.
+    """Build a model by its name, with fresh weights.
 
-    With `pretrained` its backbone starts from the weights that come with crispseg, where there are some of its size.
+        model = crispseg.create_model("crisp_tiny", num_classes=6, in_channels=4, prototypes=5)
+
+    Args:
+        name: One of `list_models()`.
+        num_classes: How many classes it tells apart.
+        in_channels: How many bands its images have.
+        pretrained: Start the backbone from the weights that come with crispseg, where there are some of its size.
+        options: What else the model can be told: for CRISP the fields of its backbone (`VSSDConfig`: `fusion`, `dco`,
+            `last_stage` ...) and of its head (`OMPConfig`: `prototypes`, `neck`, `dim` ...).
+
+    Returns:
+        A module that maps images (B, bands, H, W) of any size, normalised by the data's mean and standard deviation,
+            to logits (B, classes, H, W) in evaluation mode.
     """
     entry = entries().get(name)
     if entry is None:

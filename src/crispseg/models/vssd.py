@@ -322,9 +322,18 @@ def backbone_config(name: str, **options: Any) -> VSSDConfig:
 
 
 def create_backbone(name: str, in_channels: int = 3, *, pretrained: bool = False, **options: Any) -> VSSD:
-    """A backbone by name, e.g. `create_backbone("vssd_tiny", fusion="raw", dco=False, last_stage="attention")`.
+    """Build a backbone by its name, with fresh weights.
 
-    With `pretrained` it has the weights that come with crispseg, for any number of bands.
+        backbone = crispseg.create_backbone("vssd_tiny", fusion="raw", dco=False, last_stage="attention")
+
+    Args:
+        name: One of `list_backbones()`.
+        in_channels: How many bands its images have.
+        pretrained: Take the weights that come with crispseg instead, for any number of bands.
+        options: Fields of `VSSDConfig`. Those above make the public VSSD, whose weights `load_vssd_checkpoint` reads.
+
+    Returns:
+        A module that maps images (B, bands, H, W) to four feature maps, at 1/4, 1/8, 1/16 and 1/32 of the size.
     """
     backbone = VSSD(backbone_config(name, **options), in_channels)
     if pretrained:
@@ -344,6 +353,7 @@ def variant_of(config: VSSDConfig) -> str:
 
 
 def list_backbones() -> list[str]:
+    """The names that `create_backbone` takes."""
     return list(VARIANTS)
 
 

@@ -23,10 +23,16 @@ _LEAST_FIT = 0.6  # of a file's tensors; a hybrid one keeps more than nine tenth
 def load_vssd_checkpoint(backbone: VSSD, path_or_state_dict: str | os.PathLike[str] | Mapping[str, Any]) -> list[str]:
     """Load every backbone tensor of a public VSSD checkpoint, or raise a UserError that names what does not fit.
 
-    Takes a file (or mapping) that holds `{"model": state_dict}`, `{"state_dict": ...}` as segmentation frameworks
-    write it (names prefixed `backbone.`), or a bare state dict. Returns the backbone's own names that the file does
-    not hold and that keep their fresh values: DCO's gates always, the output norms for a classification file.
     The public model's features come out with `fusion="raw"`, `dco=False`, `last_stage="attention"`.
+
+    Args:
+        backbone: The backbone to fill, or that of a model: `model.backbone`.
+        path_or_state_dict: A file or mapping that holds `{"model": state_dict}`, `{"state_dict": ...}` as segmentation
+            frameworks write it (names prefixed `backbone.`), or a bare state dict.
+
+    Returns:
+        The backbone's own names that the file does not hold and that keep their fresh values: DCO's gates always, the
+            output norms for a classification file.
     """
     if isinstance(path_or_state_dict, Mapping):
         content, where = dict(path_or_state_dict), ""

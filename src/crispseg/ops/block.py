@@ -49,7 +49,7 @@ def project_takes(x: Tensor) -> bool:
 
 
 def mlp_takes(x: Tensor, hidden: int) -> bool:
-    """Likewise `conv_norm_mlp`; where it does not, it is faster to call what it consists of one by one."""
+    """Whether `conv_norm_mlp` runs as a kernel; where not, it is faster to call what it consists of one by one."""
     fits = x.shape[-1] in _FEW or (x.shape[-1] in _MLP_OF_MANY_PIXELS and _many(x))
     return kernels_apply(x) and fits and hidden % _UNITS == 0
 

@@ -55,7 +55,7 @@ class Linear:
 
 
 def linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "none") -> Tensor:
-    """Likewise, of a weight (out, in) as it is, which costs laying it out."""
+    """oneDNN's product of rows and a weight (out, in) as it is: laying the weight out is part of every call."""
     y: Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, activation, [], "none")  # GELU's exact form
     return y
 

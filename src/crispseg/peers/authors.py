@@ -35,8 +35,15 @@ def load_authors_checkpoint(
 ) -> Placement:
     """Load a checkpoint of the network's authors: a .pth, .pt, .ckpt or .safetensors file, or its state dict.
 
-    Every tensor is placed or named under `left_over`. A tensor of another shape, or one of ours that the checkpoint
-    lacks, is an error and leaves the model untouched; `partial=True` allows missing ones (a pretrained backbone alone).
+    A tensor of another shape, or one of ours that the checkpoint lacks, is an error and leaves the model untouched.
+
+    Args:
+        model: One of the rivals, such as `create_model("unetformer_r18")`.
+        source: The file, or the mapping of names to tensors that it would hold.
+        partial: Allow missing tensors: a pretrained backbone alone.
+
+    Returns:
+        What was `placed`, what was `left_over` in the file, what was `missing` from it.
     """
     if not isinstance(model, Peer):
         raise UserError(

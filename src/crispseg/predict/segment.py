@@ -40,12 +40,24 @@ def segment(
 ) -> NDArray[np.uint8]:
     """The (H, W) class ids of an image, 255 where it has no data.
 
-    `image` is a file, a PIL image, or an array (H, W, bands) or (H, W) of raw pixel values; a masked array's masked
-    pixels, NaN and transparent pixels are no data. `model` is a model, used on the device it is on, or the folder of
-    a saved one, used on an accelerator if there is one. Tiles overlap by a quarter unless `overlap` says otherwise;
-    with `exact` there are no tiles: the image is run as a whole, in bounded memory (CRISP and UPerNet on VSSD only).
-    A file is read with rasterio where that is installed (any raster, window by window) and with Pillow elsewhere.
-    Scenes whose map is too large for memory are for `crisp predict`.
+        classes = crispseg.segment("city.tif", "crisp_nano_dubai")
+
+    Scenes whose map is too large for memory are for `crispseg.predict`.
+
+    Args:
+        image: A file, a PIL image, or an array (H, W, bands) or (H, W) of raw pixel values. A masked array's masked
+            pixels, NaN and transparent pixels are no data. A file is read with rasterio where that is installed (any
+            raster, window by window) and with Pillow elsewhere.
+        model: A model, used on the device it is on, or the folder or name of a saved one, used on an accelerator if
+            there is one.
+        tile: Side of a tile in pixels.
+        overlap: Least overlap of tiles in pixels; None: a quarter of a tile.
+        tta: Averaging over views of the image: `none`, `flip` (4 views) or `d4` (8).
+        precision: `float32` or `bfloat16`.
+        device: `cpu`, `cuda`, `cuda:1`; None: see `model`.
+        batch_size: Tiles evaluated together; None: as many as fit into memory.
+        workers: Threads that read; None: chosen for the machine.
+        exact: No tiles: the image is run as a whole, in bounded memory (CRISP and UPerNet on VSSD only).
     """
     if isinstance(model, SegmentationModel):
         device = device or _device_of(model)

@@ -76,6 +76,28 @@ def test_pixels_and_labels_survive(tmp_path: Path) -> None:
     assert manifest["protocols"]["potsdam/paper5"]
 
 
+@pytest.mark.parametrize("kind", ["IRRG", "RGBIR"])
+def test_potsdam_with_near_infrared(kind: str, tmp_path: Path) -> None:
+    source = fake_potsdam(tmp_path / "source", compositions=(kind,))
+    run_prepare("potsdam", "--source", str(source), "--out", str(tmp_path / "out"), "--labels", "full")
+    manifest = json.loads((tmp_path / "out" / "dataset.json").read_text())
+    bands = ["near_infrared", "red", "green"] if kind == "IRRG" else ["red", "green", "blue", "near_infrared"]
+    assert manifest["bands"] == bands
+    folder = open_folder(tmp_path / "out")
+    record = next(record for record in folder.records("train") if record.name == "2_12")
+    original = read(source / f"2_Ortho_{kind}" / f"top_potsdam_2_12_{kind}.tif")
+    assert folder.bands == len(bands) and np.array_equal(folder.read_image(record), original)
+
+
+def test_of_several_compositions_one_is_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = fake_potsdam(tmp_path / "source", compositions=("RGB", "IRRG"))
+    words = ("potsdam", "--source", str(source), "--out", str(tmp_path / "out"), "--check")
+    run_prepare(*words)
+    assert "rgb images are taken; rgb, irrg are there: choose with --images" in capsys.readouterr().err
+    run_prepare(*words, "--images", "irrg")
+    assert "irrg images are taken" in capsys.readouterr().err
+
+
 def test_loveda_values_shift_and_nodata_is_ignored(tmp_path: Path) -> None:
     source = fake_loveda(tmp_path / "source")
     run_prepare("loveda", "--source", str(source), "--out", str(tmp_path / "out"))

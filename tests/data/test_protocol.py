@@ -41,6 +41,10 @@ def test_facts_of_the_isprs_protocols() -> None:
         assert (geoseg.train_labels, geoseg.eval_labels) == ("full", "eroded")
         assert len(geoseg.scored) == 5 and len(geoseg.classes) == 6 and not geoseg.ignored
         assert len(paper.classes) == 5 and paper.ignored == ("clutter",)
+        ours = get_protocol(f"{dataset}/mmseg5")
+        assert (ours.train, ours.val, ours.test) == (mmseg.train, mmseg.test, mmseg.test)
+        assert (ours.train_labels, ours.eval_labels, ours.overlap) == ("eroded", "eroded", 0)
+        assert ours.classes == ours.scored == paper.classes and ours.ignored == ("clutter",)
     geoseg = get_protocol("potsdam/geoseg6")
     assert len(geoseg.train) == 22 and geoseg.val == ("2_10",) and "7_10" not in geoseg.train
     assert get_protocol("vaihingen/geoseg6").val == ("area30",)

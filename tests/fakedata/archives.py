@@ -12,13 +12,15 @@ from crispseg.data import known
 from tests.fakedata.scenes import erode, paint, save, scene
 
 
-def fake_potsdam(root: Path, zipped: bool = False) -> Path:
-    """All 38 tiles: 2_Ortho_RGB, 5_Labels_all, 5_Labels_all_noBoundary."""
+def fake_potsdam(root: Path, zipped: bool = False, compositions: tuple[str, ...] = ("RGB",)) -> Path:
+    """All 38 tiles: 2_Ortho_RGB (or other compositions), 5_Labels_all, 5_Labels_all_noBoundary."""
     rng = np.random.default_rng(1)
     for tile in known.POTSDAM_TILES:
         image, ids = scene(rng)
         stem = f"top_potsdam_{tile}"
-        save(root / "2_Ortho_RGB" / f"{stem}_RGB.tif", image)
+        for kind in compositions:
+            bands = np.concatenate([image, image[..., :1]], -1) if kind == "RGBIR" else image
+            save(root / f"2_Ortho_{kind}" / f"{stem}_{kind}.tif", bands)
         save(root / "5_Labels_all" / f"{stem}_label.tif", paint(ids, known.ISPRS.colours))
         save(root / "5_Labels_all_noBoundary" / f"{stem}_label_noBoundary.tif", paint(erode(ids), known.ISPRS.colours))
     return _zip_folders(root) if zipped else root

@@ -15,6 +15,8 @@ RECIPES = [path.stem for name, path in names("config").items() if name.startswit
 def test_each_of_the_eight_has_one() -> None:
     networks = {name.split("_")[0] for name in RECIPES}
     assert networks == {"unetformer", "abcnet", "banet", "dcswin", "pyramidmamba", "sfanet", "aerialformer", "d2ls"}
+    places = {(name.split("_")[0], name.rsplit("_", 1)[-1]) for name in RECIPES}
+    assert places == {(network, place) for network in networks for place in ("potsdam", "vaihingen", "loveda")}
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

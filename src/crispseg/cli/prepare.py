@@ -49,6 +49,7 @@ def _add_known(group: Any) -> None:
         metavar="N",
         help="take a label colour for a class colour that differs by at most N in every channel (default: 0, exact)",
     )
+    group.add_argument("--images", default="auto", choices=("auto", "rgb", "irrg", "rgbir"), help="which of Potsdam's")
     group.add_argument("--check", action="store_true", help="only check; write nothing")
 
 
@@ -84,7 +85,7 @@ def _prepare_known(args: argparse.Namespace) -> int:
         raise UserError(f"crisp prepare {args.dataset} needs --source, the folder with its archives")
     if args.labels not in LABELS:
         raise unknown("label variant", args.labels, LABELS)
-    choices = Choices(args.labels, args.unknown_colours, args.colour_tolerance, args.allow_missing)
+    choices = Choices(args.labels, args.unknown_colours, args.colour_tolerance, args.allow_missing, args.images)
     out = Printer.of(args)
     progress = functools.partial(_progress, out.quiet)
     plan = make_plan(args.dataset, args.source, choices)

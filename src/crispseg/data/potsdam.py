@@ -1,7 +1,8 @@
-"""ISPRS Potsdam: 38 tiles of 6000 x 6000 px at 5 cm, red-green-blue, six classes.
+"""ISPRS Potsdam: 38 tiles of 6000 x 6000 px at 5 cm, six classes; red-green-blue, or with near infrared.
 
-The archives are asked for at the ISPRS benchmark "2D Semantic Labeling - Potsdam": 2_Ortho_RGB.zip with the
-images, 5_Labels_all.zip with the full labels and 5_Labels_all_noBoundary.zip with the eroded ones.
+The archives are asked for at the ISPRS benchmark "2D Semantic Labeling - Potsdam": 2_Ortho_RGB.zip with the images (or
+3_Ortho_IRRG.zip, or 4_Ortho_RGBIR.zip), 5_Labels_all.zip with the full labels and 5_Labels_all_noBoundary.zip with the
+eroded ones.
 """
 
 from __future__ import annotations
@@ -14,27 +15,40 @@ from crispseg.data.plan import Plan, Wanted, collect, geoseg_patches_plan, mmseg
 from crispseg.data.sources import Entry
 
 BANDS = ("red", "green", "blue")
+COMPOSITIONS = {
+    "rgb": BANDS,
+    "irrg": ("near_infrared", "red", "green"),
+    "rgbir": (*BANDS, "near_infrared"),
+}
 _SOURCE = "of the ISPRS Potsdam 2D semantic labelling benchmark"
 ARCHIVES = {
-    "image": f"2_Ortho_RGB.zip {_SOURCE}",
+    "image": f"2_Ortho_RGB.zip, 3_Ortho_IRRG.zip or 4_Ortho_RGBIR.zip {_SOURCE}",
     "full": f"5_Labels_all.zip {_SOURCE}",
     "eroded": f"5_Labels_all_noBoundary.zip {_SOURCE}",
 }
-_FILE = re.compile(r"top_potsdam_0?(\d+)_0?(\d+)_(RGB|label|label_noBoundary)\.(?:tif|tiff|png)", re.IGNORECASE)
-_ROLES = {"rgb": "image", "label": "full", "label_noboundary": "eroded"}
+_KINDS = "RGB|IRRG|RGBIR|label|label_noBoundary"
+_FILE = re.compile(rf"top_potsdam_0?(\d+)_0?(\d+)_({_KINDS})\.(?:tif|tiff|png)", re.IGNORECASE)
+_ROLES = {"label": "full", "label_noboundary": "eroded"}
 _MMSEG_NAME = re.compile(r"\d+_\d+_\d+_\d+_\d+_\d+$")  # tile, then the window
 _PATCH = re.compile(r"top_potsdam_(\d+)_(\d+)(?=_\d+_\d+)")
 
 
-def plan(entries: Sequence[Entry], wanted: Wanted = "both") -> Plan:
+def plan(entries: Sequence[Entry], wanted: Wanted = "both", images: str = "auto") -> Plan:
+    """`images`: which of COMPOSITIONS to take; "auto" is the one that is there, red-green-blue where several are."""
     if any("img_dir" in entry.folders for entry in entries):
         return mmseg_plan("potsdam", entries, BANDS, _MMSEG_NAME, known.POTSDAM_TILES)
-    triples = []
-    for entry in entries:
-        match = _FILE.fullmatch(entry.path.name)
-        if match:
-            triples.append((f"{match[1]}_{match[2]}", _ROLES[match[3].lower()], entry))
+    matches = [(match, entry) for entry in entries if (match := _FILE.fullmatch(entry.path.name))]
+    there = [name for name in COMPOSITIONS if any(match[3].lower() == name for match, _ in matches)]
+    chosen = images if images != "auto" else (there or ["rgb"])[0]
+    roles = {**_ROLES, chosen: "image"}
+    triples = [
+        (f"{match[1]}_{match[2]}", roles[match[3].lower()], entry)
+        for match, entry in matches
+        if match[3].lower() in roles
+    ]
     if not triples and any(_PATCH.match(entry.path.stem) for entry in entries):
         return geoseg_patches_plan("potsdam", entries, _PATCH, BANDS)
     items, missing = pick_tiles(collect(triples), known.POTSDAM_TILES, wanted, ARCHIVES)
-    return Plan("potsdam", "isprs", known.ISPRS, items, BANDS, 6000, missing=missing)
+    remarks = [f"{chosen} images are taken; {', '.join(there)} are there: choose with --images"] if there[1:] else []
+    bands = COMPOSITIONS[chosen]
+    return Plan("potsdam", "isprs", known.ISPRS, items, bands, 6000, missing=missing, remarks=remarks)

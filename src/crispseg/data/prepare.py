@@ -44,6 +44,7 @@ class Choices:
     unknown_colours: Unknown = "error"
     colour_tolerance: int = 0
     allow_missing: bool = False
+    images: str = "auto"  # of Potsdam: rgb, irrg or rgbir
 
 
 def make_plan(dataset: str, source: str | Path, choices: Choices | None = None) -> Plan:
@@ -53,7 +54,12 @@ def make_plan(dataset: str, source: str | Path, choices: Choices | None = None) 
     choices = choices or Choices()
     found = scan(source)
     room = importlib.import_module(f"crispseg.data.{dataset}")
-    plan = cast(Plan, room.plan(found.entries, choices.labels))
+    if choices.images == "auto":
+        plan = cast(Plan, room.plan(found.entries, choices.labels))
+    elif dataset == "potsdam":
+        plan = cast(Plan, room.plan(found.entries, choices.labels, choices.images))
+    else:
+        raise UserError(f"--images is for Potsdam, which comes in several compositions; {dataset} has one")
     plan.problems += found.problems
     if not any(item.image for item in plan.items):
         raise UserError(f"nothing of {dataset} was found under {source}: {_listed([*plan.missing, *found.problems])}")

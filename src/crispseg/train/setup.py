@@ -175,14 +175,34 @@ def start_from(model: SegmentationModel, path: Path, folder: Folder | None = Non
     if is_saved(path):
         _start_from_folder(model, path)
         return
+    if path.is_file() and is_peer(model):
+        model.origin = _start_from_authors(model, path)
+        return
     if not isinstance(backbone, VSSD):
         raise UserError(
-            f"model.weights {path} is a checkpoint file, which only VSSD backbones take; give a model folder"
+            f"model.weights {path} is a checkpoint file, which only VSSD backbones and the rivals take; give a model "
+            "folder"
         )
     model.origin = start_from_checkpoint(backbone, path, model.info.bands)
     if folder is not None and _in_8_bits(folder) and model.in_channels == len(IMAGENET_MEAN):
         model.info = dataclasses.replace(model.info, mean=IMAGENET_MEAN, std=IMAGENET_STD)
         model.origin += ", with ImageNet's mean and std"
+
+
+def is_peer(model: SegmentationModel) -> bool:
+    from crispseg.peers.base import Peer
+
+    return isinstance(model, Peer)
+
+
+def _start_from_authors(model: SegmentationModel, path: Path) -> str:
+    """A checkpoint of the network's authors, or only its encoder's."""
+    from crispseg.peers.authors import load_authors_checkpoint
+
+    placed = load_authors_checkpoint(model, path, partial=True)
+    fresh = f"; {len(placed.missing)} of ours stay fresh" if placed.missing else ""
+    left = f"; {len(placed.left_over)} have no place here" if placed.left_over else ""
+    return f"the authors' checkpoint {path} ({len(placed.placed)} tensors{fresh}{left})"
 
 
 def _in_8_bits(folder: Folder) -> bool:

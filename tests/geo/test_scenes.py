@@ -1,10 +1,12 @@
 import numpy as np
 import pytest
 import rasterio
+import rasterio.control
 from rasterio.enums import ColorInterp
 
 from crispseg.errors import UserError
-from crispseg.geo.scenes import Reading, choose_bands, find_scenes, open_scene
+from crispseg.geo.bands import choose_bands
+from crispseg.geo.scenes import Reading, find_scenes, open_scene
 from crispseg.predict.source import Window
 from tests.geo.rasters import UTM, random_pixels, write_raster
 from tests.predict.standins import StandIn
@@ -33,15 +35,16 @@ def test_files_and_folders_are_found_once_and_in_order(tmp_path):
     ],
 )
 def test_bands_are_chosen_by_number_by_name_or_in_order(names, model_bands, wanted, chosen):
-    assert choose_bands("scene", names, StandIn().with_card(bands=model_bands), wanted) == chosen
+    assert choose_bands("scene", names, StandIn().with_card(bands=model_bands), wanted).bands == chosen
 
 
 @pytest.mark.parametrize(
     ("names", "wanted", "words"),
     [
         (["undefined"] * 4, (), "takes 3 bands and scene has 4; choose with --bands, e.g. --bands 1,2,3"),
-        (["gray"], (), "scene has 1;"),
-        (["red", "green", "alpha"], (), "scene has 2 and alpha;"),
+        (["gray"], (), "scene has 1; it needs another model, or a file with 3 bands"),
+        (["red", "alpha"], (), "scene has 1 and alpha;"),
+        (["red", "green", "blue", "nir", "alpha"], (), "scene has 4 and alpha; choose with --bands"),
         (["red", "green", "blue"], ("1", "2"), "--bands names 2"),
         (["red", "green", "blue"], ("1", "2", "9"), "bands 1 to 3, not 9"),
         (["red", "green", "blue"], ("1", "2", "blu"), "did you mean 'blue'"),
@@ -69,6 +72,44 @@ def test_four_bands_with_alpha_and_palettes_suit_a_three_band_model(tmp_path):
     )
     assert open_scene(index, StandIn(), Reading()).source.expand_palette
     assert not open_scene(index, StandIn(bands=1), Reading()).source.expand_palette
+
+
+def test_alpha_is_a_mask_for_three_bands_and_a_band_for_four_and_both_are_said(tmp_path):
+    kinds = [ColorInterp.red, ColorInterp.green, ColorInterp.blue, ColorInterp.alpha]
+    pixels = random_pixels(4, 10, 10)
+    pixels[3, :4] = 0
+    marked = write_raster(tmp_path / "marked.tif", pixels, colorinterp=kinds, **UTM)
+    three = open_scene(marked, StandIn(), Reading())
+    assert "bands 1, 2, 3 (red, green, blue), alpha (band 4) says where there is data" in three.told
+    assert not three.warnings and not three.source.read(Window(0, 0, 10, 10)).present[:4].any()
+    four = open_scene(marked, StandIn(bands=4), Reading())
+    assert four.bands == (1, 2, 3, 4) and "calls band 4 alpha; the model takes 4, so" in four.warnings[0]
+    assert four.source.read(Window(0, 0, 10, 10)).present.all()
+    plain = write_raster(tmp_path / "plain.tif", pixels, photometric="minisblack", **UTM)
+    with pytest.raises(UserError, match="takes 3 bands and .* has 4; choose with --bands"):
+        open_scene(plain, StandIn(), Reading())
+
+
+def test_bands_and_scale_are_told_in_one_line(tmp_path):
+    path = write_raster(tmp_path / "a.tif", random_pixels(4, 10, 10, np.uint16), photometric="minisblack", **UTM)
+    model = StandIn().with_card(bands=("nir", "red", "green"), resolution=1.0)
+    told = open_scene(path, model, Reading(bands=("4", "1", "2"))).told
+    assert told == f"{path}: bands 4, 1, 2 as the model's nir, red, green; uint16, pixels of 0.5 m as they are"
+    told = open_scene(path, model, Reading(bands=("4", "1", "2"), resolution="model")).told
+    assert told.endswith("pixels of 0.5 m resampled to 1 m")
+    bare = write_raster(tmp_path / "b.tif", random_pixels(3, 10, 10))
+    told = open_scene(bare, StandIn(), Reading()).told
+    assert told == f"{bare}: bands 1, 2, 3 (red, green, blue); uint8, pixels of unknown size"
+
+
+def test_what_only_control_points_place_is_refused_with_the_line_to_run(tmp_path):
+    corners = [(0, 0, 10.0, 50.0), (0, 20, 10.1, 50.0), (10, 0, 10.0, 49.9), (10, 20, 10.1, 49.9)]
+    points = [rasterio.control.GroundControlPoint(*corner) for corner in corners]
+    path = write_raster(tmp_path / "a.tif", random_pixels(3, 10, 20), gcps=points, crs="EPSG:4326")
+    rectified = tmp_path / "a_rectified.tif"
+    line = f"gdalwarp -order 1 -r bilinear -t_srs EPSG:4326 {path} {rectified}"
+    with pytest.raises(UserError, match=f"4 ground control points alone, not by a grid; rectify it first: {line}"):
+        open_scene(path, StandIn(), Reading())
 
 
 def test_without_a_reference_system_there_is_a_warning_or_on_request_an_error(tmp_path):

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from crispseg.errors import UserError, nearest
+from crispseg.errors import UserError
+from crispseg.geo.bands import band_names, choose_bands
 from crispseg.geo.grid import Grid
-from crispseg.geo.reader import RasterSource, alpha_band, descriptions, open_raster, palette, raster_files
+from crispseg.geo.reader import RasterSource, open_raster, palette, raster_files
 from crispseg.models.base import SegmentationModel
 from crispseg.predict.resample import ResampledSource
 from crispseg.predict.source import Source
@@ -41,6 +42,7 @@ class Scene:
     files: tuple[str, ...]
     warnings: tuple[str, ...]
     bands: tuple[int, ...] = ()  # of the file, from 1
+    told: str = ""  # which bands are read, at which scale, in one line
 
 
 def find_scenes(words: Sequence[str]) -> list[str]:
@@ -67,68 +69,62 @@ def scene_files(path: str, drivers: tuple[str, ...] = ()) -> tuple[str, ...]:
 def open_scene(path: str, model: SegmentationModel, reading: Reading) -> Scene:
     fill = model.info.mean
     with open_raster(path, reading.drivers) as dataset:
+        _refuse_unplaced(dataset, path)
         colours = palette(dataset) is not None and model.in_channels != 1
-        bands = choose_bands(path, band_names(dataset, colours), model, reading.bands)
-    source = RasterSource(path, bands, fill, colours, reading.drivers)
+        chosen = choose_bands(path, band_names(dataset, colours), model, reading.bands)
+    source = RasterSource(path, chosen.bands, fill, colours, reading.drivers)
     grid = source.grid
     if not grid.crs and reading.require_crs:
         raise UserError(f"{path} has no coordinate reference system; assign one, or drop --require-crs")
-    warnings = [] if grid.crs else [f"{path} has no coordinate reference system: the map will have none"]
+    warnings = list(chosen.warnings)
+    warnings += [] if grid.crs else [f"{path} has no coordinate reference system: the map will have none"]
     resolution = _wanted_resolution(model, reading)
     if resolution is None:
         warnings += _resolution_warnings(path, grid, model)
-        return Scene(path, source, grid, source.files, tuple(warnings), bands)
-    try:
-        grid = grid.resampled(resolution)
-    except UserError as error:
-        raise UserError(f"{path} cannot be resampled: {error}") from error
-    if (grid.height, grid.width) == (source.height, source.width):
-        return Scene(path, source, source.grid, source.files, tuple(warnings), bands)
-    resampled = ResampledSource(source, grid.height, grid.width, fill)
-    return Scene(path, resampled, grid, source.files, tuple(warnings), bands)
-
-
-def band_names(dataset: Any, colours: bool) -> list[str]:
-    """What each band is called: its description, else its colour; alpha is not a band to choose by default."""
-    if colours:
-        return ["red", "green", "blue"]
-    alpha = alpha_band(dataset)
-    names = [
-        (description or colour.name).lower()
-        for description, colour in zip(descriptions(dataset), dataset.colorinterp, strict=True)
-    ]
-    if alpha:
-        names[alpha - 1] = "alpha"
-    return names
-
-
-def choose_bands(path: str, names: list[str], model: SegmentationModel, wanted: Sequence[str] = ()) -> tuple[int, ...]:
-    """The bands to show the model, from 1: those asked for, else those named as the model's, else all (but alpha)."""
-    if wanted:
-        bands = tuple(band_number(path, names, word) for word in wanted)
+        map_grid = grid
     else:
-        expected = [name.lower() for name in model.info.bands]
-        by_name = len(expected) == model.in_channels and all(names.count(name) == 1 for name in expected)
-        plain = [k for k, name in enumerate(names, 1) if name != "alpha"]
-        bands = tuple(names.index(name) + 1 for name in expected) if by_name and expected else tuple(plain)
-    if len(bands) != model.in_channels:
-        takes = f"{model.in_channels} bands" + (f" ({', '.join(model.info.bands)})" if model.info.bands else "")
-        example = ",".join(str(k) for k in range(1, model.in_channels + 1))
-        given = f"--bands names {len(bands)}" if wanted else f"{path} has {len(bands)}"
-        given += " and alpha" if not wanted and "alpha" in names else ""
-        raise UserError(f"model {model.name!r} takes {takes} and {given}; choose with --bands, e.g. --bands {example}")
-    return bands
+        try:
+            map_grid = grid.resampled(resolution)
+        except UserError as error:
+            raise UserError(f"{path} cannot be resampled: {error}") from error
+    seen: Source = source
+    if (map_grid.height, map_grid.width) != (source.height, source.width):
+        seen = ResampledSource(source, map_grid.height, map_grid.width, fill)
+    else:
+        map_grid = grid
+    told = f"{path}: {chosen.told()}; {source.dtype}, {_scale(grid, map_grid)}"
+    return Scene(path, seen, map_grid, source.files, tuple(warnings), chosen.bands, told)
 
 
-def band_number(path: str, names: list[str], word: str) -> int:
-    if word.isdecimal():
-        if not 1 <= int(word) <= len(names):
-            raise UserError(f"{path} has bands 1 to {len(names)}, not {word}")
-        return int(word)
-    if names.count(word.lower()) != 1:
-        known = [name for name in names if names.count(name) == 1]
-        raise UserError(f"{path} has no single band called {word!r}{nearest(word, known)}")
-    return names.index(word.lower()) + 1
+def _scale(grid: Grid, map_grid: Grid) -> str:
+    """At which size pixels are read."""
+    if grid.area_unit == "px":
+        return "pixels of unknown size"
+    here, there = (math.sqrt(math.prod(g.pixel_size())) for g in (grid, map_grid))
+    if map_grid is grid:
+        return f"pixels of {here:.4g} m as they are"
+    return f"pixels of {here:.4g} m resampled to {there:.4g} m"
+
+
+def _refuse_unplaced(dataset: Any, path: str) -> None:
+    """A raster that only control points, camera coefficients or arrays of coordinates place has no grid to map on."""
+    if not dataset.transform.is_identity:
+        return
+    points, crs = dataset.gcps
+    how, words = "", ""
+    if points:
+        how, words = f"{len(points)} ground control points", "-tps" if len(points) > 10 else "-order 1"
+    elif dataset.rpcs is not None:
+        how, words = "rational polynomial coefficients", "-rpc"
+    elif dataset.tags(ns="GEOLOCATION"):
+        how, words = "arrays of coordinates", "-geoloc"
+    if how:
+        system = ":".join((crs and crs.to_authority()) or ("EPSG", "4326"))
+        name = Path(path)
+        raise UserError(
+            f"{path} is placed by {how} alone, not by a grid; rectify it first: "
+            f"gdalwarp {words} -r bilinear -t_srs {system} {path} {name.with_name(f'{name.stem}_rectified.tif')}"
+        )
 
 
 def _wanted_resolution(model: SegmentationModel, reading: Reading) -> float | None:

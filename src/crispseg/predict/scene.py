@@ -58,6 +58,7 @@ class Result:
     files: tuple[str, ...]
     unit: str  # of the areas: m2 or px
     classes: tuple[dict[str, Any], ...]  # id, class, pixels, area, share
+    read: str = ""  # which bands, at which scale
 
 
 class Watcher:
@@ -93,6 +94,7 @@ def predict_scene(
     """
     scene = open_scene(path, model, request.reading)
     try:
+        watcher.say(scene.told)
         for warning in scene.warnings:
             watcher.warn(warning)
         plan = make_plan(scene.grid.height, scene.grid.width, request.settings.tile, request.settings.overlap)
@@ -201,7 +203,8 @@ def _make_files(
         watcher.say(f"writing {path}")
         made["polygons"] = places[path].making(polygon_file(path))
         write_polygons(_rows_of(journal), made["polygons"], path, scene.grid, legend.style, request.polygons)
-    result = Result(scene.path, tuple(map(str, outputs.values())), scene.grid.area_unit, areas.table(legend.classes))
+    table = areas.table(legend.classes)
+    result = Result(scene.path, tuple(map(str, outputs.values())), scene.grid.area_unit, table, scene.told)
     journal.note_finished(config.to_dict(result), {what: made[what].name for what in outputs})
 
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from crispseg.errors import UserError
+from crispseg.geo.bands import band_names, band_number
 from crispseg.geo.grid import Grid
 from crispseg.geo.reader import RasterSource, open_raster, palette
-from crispseg.geo.scenes import band_names, band_number
 from crispseg.predict.source import Window
 
 _KEPT_TYPES = ("uint8", "int8", "uint16", "int16", "float32")  # others are written as float32

@@ -14,6 +14,7 @@ from crispseg.losses import (
     LossConfig,
     cross_entropy,
     dice_loss,
+    grouped_cross_entropy,
     margin_loss,
     mutual_loss,
     orthogonality_loss,
@@ -164,3 +165,42 @@ def test_total_is_the_weighted_sum():
     plain = segmentation_loss(Output(logits), target, LossConfig())
     assert set(plain) == {"seg", "total"}
     assert math.isclose(plain["total"].item(), plain["seg"].item())
+
+
+def test_grouped_cross_entropy_against_loops():
+    torch.manual_seed(0)
+    logits = torch.randn(2, 4, 5, 6, dtype=torch.float64, requires_grad=True)
+    target = torch.randint(0, 6, (2, 5, 6))  # 4 and 5 are groups
+    target[0, 0] = 255
+    groups = ((0, 2), (1, 2, 3))
+    for smoothing in (0.0, 0.2):
+        total, count = 0.0, 0
+        probabilities = logits.softmax(1)
+        for b in range(2):
+            for y in range(5):
+                for x in range(6):
+                    label, p = int(target[b, y, x]), probabilities[b, :, y, x]
+                    if label == 255:
+                        continue
+                    count += 1
+                    if label < 4:
+                        total = total - (1 - smoothing) * p[label].log() - smoothing * p.log().mean()
+                    else:
+                        total = total - sum(p[c] for c in groups[label - 4]).log()
+        found = grouped_cross_entropy(logits, target, groups, smoothing)
+        torch.testing.assert_close(found.double(), total / count, atol=1e-6, rtol=1e-6)
+        mine = torch.autograd.grad(found, logits)[0]
+        theirs = torch.autograd.grad(total / count, logits)[0]
+        torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-5)
+    assert grouped_cross_entropy(logits, torch.full((2, 5, 6), 255), groups).item() == 0
+    plain = cross_entropy(logits.float(), target.clamp(max=3))
+    torch.testing.assert_close(grouped_cross_entropy(logits, target.clamp(max=3), groups), plain)
+
+
+def test_groups_reach_every_term_of_the_loss():
+    logits = torch.randn(1, 3, 4, 4)
+    target = torch.tensor([0, 1, 2, 3]).repeat(4, 1)[None]
+    config = LossConfig(dice=1.0, groups=((0, 1),), orth=0, margin=0)
+    terms = segmentation_loss(Output(logits, aux=(logits,)), target, config)
+    torch.testing.assert_close(terms["aux"], terms["seg"])
+    torch.testing.assert_close(terms["dice"], dice_loss(logits, target.masked_fill(target == 3, 255)))

@@ -31,6 +31,31 @@ class LossConfig:
     mutual: float = 0.0  # weight of L_mutual; needs soft matching (model.options.matching=lse)
     mean_over: Literal["valid", "all"] = "valid"  # "all" keeps ignored pixels in the mean, as some recipes do
     class_weights: tuple[float, ...] | None = None
+    groups: tuple[tuple[int, ...], ...] = ()  # label C + g means any class of group g; set by data.also
+
+
+def grouped_cross_entropy(
+    logits: Tensor,
+    target: Tensor,
+    groups: tuple[tuple[int, ...], ...],
+    smoothing: float = 0.0,
+    mean_over: Literal["valid", "all"] = "valid",
+) -> Tensor:
+    """Cross-entropy where a label may stand for several classes: minus the log of their probabilities' sum."""
+    logits = logits.float()
+    classes = logits.shape[1]
+    # stacked channel by channel: indexing with a list would copy it to the device, which no CUDA graph can record
+    members = [torch.stack([logits[:, index] for index in group], dim=1) for group in groups]
+    together = [torch.logsumexp(x, dim=1, keepdim=True) for x in members]
+    log_z = torch.logsumexp(logits, dim=1, keepdim=True)
+    log_p = torch.cat([logits, *together], dim=1) - log_z  # (B, C + G, H, W)
+    valid = target != IGNORE
+    losses = -log_p.gather(1, target.masked_fill(~valid, 0)[:, None])[:, 0]
+    if smoothing:
+        even = -log_p[:, :classes].mean(1)
+        losses = torch.where(target < classes, (1 - smoothing) * losses + smoothing * even, losses)
+    total = (losses * valid).sum()
+    return total / (target.numel() if mean_over == "all" else valid.sum().clamp(min=1))
 
 
 def cross_entropy(
@@ -117,13 +142,20 @@ def segmentation_loss(output: Output, target: Tensor, config: LossConfig) -> dic
     weight = None
     if config.class_weights is not None:
         weight = torch.tensor(config.class_weights, device=output.logits.device)
-    terms = {"seg": cross_entropy(output.logits, target, config.smoothing, weight, config.mean_over)}
+
+    def pixel_loss(logits: Tensor) -> Tensor:
+        if config.groups:
+            return grouped_cross_entropy(logits, target, config.groups, config.smoothing, config.mean_over)
+        return cross_entropy(logits, target, config.smoothing, weight, config.mean_over)
+
+    terms = {"seg": pixel_loss(output.logits)}
     total = terms["seg"]
+    known = target.masked_fill(target >= output.logits.shape[1], IGNORE) if config.groups else target
     if config.dice:
-        terms["dice"] = dice_loss(output.logits, target)
+        terms["dice"] = dice_loss(output.logits, known)
         total = total + config.dice * terms["dice"]
     if output.aux and config.auxiliary:
-        losses = [cross_entropy(x, target, config.smoothing, weight, config.mean_over) for x in output.aux]
+        losses = [pixel_loss(x) for x in output.aux]
         terms["aux"] = torch.stack(losses).sum()
         total = total + config.auxiliary * terms["aux"]
     if output.prototypes is not None and (config.orth or config.margin):
@@ -135,6 +167,6 @@ def segmentation_loss(output: Output, target: Tensor, config: LossConfig) -> dic
             terms["margin"] = margin
             total = total + config.margin * margin
     if config.mutual and output.matches is not None:
-        terms["mutual"] = mutual_loss(output.matches, target)
+        terms["mutual"] = mutual_loss(output.matches, known)
         total = total + config.mutual * terms["mutual"]
     return {**terms, "total": total}

@@ -244,3 +244,21 @@ def test_a_backbone_is_started_from_and_named(folder, tmp_path, capsys):
     assert loop.train(config_from(values)).finished
     assert "starts from random weights" in capsys.readouterr().err
     assert yaml.safe_load((tmp_path / "scratch" / "config.yaml").read_text())["model"]["weights"] == "none"
+
+
+def test_two_sets_train_together(folder, tmp_path):
+    """The second knows one class only: its background may be either of the first's."""
+    other = tiny.make_folder(tmp_path / "other")
+    (other / "classes.csv").write_text("name,id\nbackground,0\nsomething,1\n")
+    meaning = {"background": ["class_0", "class_1"], "something": "class_1"}
+    also = [{"path": str(other), "meaning": meaning, "share": 0.5, "scale": [0.8, 1.2]}]
+    values = tiny.settings(folder, tmp_path / "run", schedule={"steps": 4}, val_every=4)
+    values["data"]["also"] = also
+    assert loop.train(config_from(values)).finished
+    written = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert written["loss"]["groups"] == [[0, 1]] and written["data"]["also"][0]["path"] == str(other)
+    card = crispseg.load(tmp_path / "run" / "best").info
+    assert card.training_data.count("train split") == 2 and len(card.classes) == 2
+    assert loop.resume(tmp_path / "run").finished
+    with pytest.raises(UserError, match="class_weights does not go with"):
+        config_from({**values, "loss": {"class_weights": [1, 1]}})

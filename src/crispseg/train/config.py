@@ -20,12 +20,28 @@ Precision = Literal["fp32", "bf16", "fp16"]
 
 
 @dataclasses.dataclass(frozen=True)
+class AlsoConfig:
+    """Another data set that trains along, in the classes of the first."""
+
+    path: str
+    protocol: str | None = None
+    classes: str | None = None
+    split: str | None = None
+    meaning: dict[str, Any] = dataclasses.field(
+        default_factory=dict
+    )  # its class: one of the first set's, several, null
+    share: float = 1.0  # of the windows, beside the first set's 1
+    scale: tuple[float, float] | None = None  # none: augment.scale
+
+
+@dataclasses.dataclass(frozen=True)
 class DataConfig:
     path: str = ""  # folder with images/ and masks/: your own, or one made by `crisp prepare`
     protocol: str | None = None  # e.g. potsdam/paper5; none: the folder's own
     classes: str | None = None  # class table: a file, or a known set's name; none: the folder's own
     split: str | None = None  # a split.csv that is not in the folder
     bands: tuple[str, ...] | None = None  # names of the bands the images must have; none: whatever they have
+    also: tuple[AlsoConfig, ...] = ()  # other sets that train along; the first alone validates
     cache: str | None = None  # folder for decoded images, when they do not fit in memory
 
 
@@ -137,6 +153,11 @@ def check(config: TrainConfig) -> None:
     if config.augment.crop not in (Augmentation.crop, config.crop):
         raise UserError("set crop, not augment.crop")
     check_names(config.track)
+    for number, one in enumerate(config.data.also):
+        if one.share <= 0:
+            raise UserError(f"data.also[{number}].share must be more than 0, not {one.share}")
+    if config.data.also and config.loss.class_weights is not None:
+        raise UserError("loss.class_weights does not go with data.also: a label there may stand for several classes")
     if not 0 <= config.ema < 1:
         raise UserError(f"ema must be at least 0 and below 1, not {config.ema}")
 

@@ -165,7 +165,7 @@ class Trainer:
         self.stepper = Stepper(build_model(config, folder), config, processes)
         self.watch = FiniteWatch(processes)
         self.trackers = [*trackers]  # beside those that the config names
-        self.files = {record.name: str(record.image) for record in folder.records("train")}
+        self.files = {record.name: str(record.image) for record in folder.records("train")}  # for messages
         self.done, self.saved = 0, -1  # steps
         self.best: dict[str, Any] = {"step": 0, "mIoU": None}
         self.final: Scores | None = None  # of the last weights, once they are there
@@ -240,7 +240,9 @@ class Trainer:
     def step(self, parts: Sequence[Part]) -> None:
         said = self.stepper.step(self.done, parts)
         self.done += 1
-        self.watch.note(self.done, self._must_be_finite(said), [self.files[n] for part in parts for n in part.names])
+        self.watch.note(
+            self.done, self._must_be_finite(said), [self.files.get(n, n) for part in parts for n in part.names]
+        )
         self.meter.add(said)
         ended = self.done == self.steps
         log_due = ended or self.done % self.config.log_every == 0

@@ -14,7 +14,8 @@ import torch
 
 from crispseg.data.dataset import SegmentationDataset, check_bands
 from crispseg.data.folder import Folder, open_folder
-from crispseg.data.manifest import read_manifest
+from crispseg.data.joined import Companion, Groups, JoinedSet, joined_statistics, understand
+from crispseg.data.manifest import Statistics, read_manifest
 from crispseg.data.shares import SplitShares, read_all_labels, split_shares
 from crispseg.errors import UserError
 from crispseg.models.base import ModelInfo, SegmentationModel
@@ -29,7 +30,7 @@ from crispseg.models.registry import create_model
 from crispseg.models.shipped import is_saved
 from crispseg.models.vssd import VSSD
 from crispseg.models.vssd_checkpoint import start_from_checkpoint
-from crispseg.train.config import Precision, TrainConfig
+from crispseg.train.config import DataConfig, Precision, TrainConfig
 from crispseg.train.distributed import Processes
 
 SCRATCH = "none"  # as model.weights: a start from random weights
@@ -102,7 +103,8 @@ def complete(config: TrainConfig, folder: Folder, device: str) -> TrainConfig:
     crop = config.crop or _choose_crop(folder, device)
     chosen = dataclasses.replace(
         config,
-        data=dataclasses.replace(config.data, path=str(Path(config.data.path).resolve())),
+        data=_with_whole_paths(config.data),
+        loss=dataclasses.replace(config.loss, groups=open_companions(config, folder)[1]),
         model=dataclasses.replace(config.model, name=name, weights=start),
         optimizer=dataclasses.replace(config.optimizer, lr=lr),
         batch_size=batch_size,
@@ -121,6 +123,11 @@ def complete(config: TrainConfig, folder: Folder, device: str) -> TrainConfig:
     )
 
 
+def _with_whole_paths(data: DataConfig) -> DataConfig:
+    also = tuple(dataclasses.replace(one, path=str(Path(one.path).resolve())) for one in data.also)
+    return dataclasses.replace(data, path=str(Path(data.path).resolve()), also=also)
+
+
 def _choose_crop(folder: Folder, device: str) -> int:
     """The protocol's crop, but no more than the machine bears or the largest image fills."""
     longest = max(max(record.height, record.width) for record in folder.records("train"))
@@ -134,7 +141,26 @@ def choose_precision(device: str) -> Precision:
 
 
 def training_set(config: TrainConfig, folder: Folder) -> SegmentationDataset:
-    return SegmentationDataset(folder, "train", config.augment, seed=config.seed, cache=config.data.cache)
+    first = SegmentationDataset(folder, "train", config.augment, seed=config.seed, cache=config.data.cache)
+    companions = open_companions(config, folder)[0]
+    return JoinedSet(first, companions) if companions else first
+
+
+def open_companions(config: TrainConfig, folder: Folder) -> tuple[list[Companion], Groups]:
+    """The sets that train along, and the groups of classes their labels may stand for."""
+    companions, groups = list[Companion](), Groups()
+    for number, one in enumerate(config.data.also, 1):
+        other = open_folder(one.path, protocol=one.protocol, classes=one.classes, split=one.split)
+        check_bands(other, folder.bands, f"a training on {folder.root}")
+        if other.dtype != folder.dtype:
+            raise UserError(
+                f"the images of {other.root} are of {other.dtype}, those of {folder.root} of {folder.dtype}"
+            )
+        lookup, groups = understand(other, one.meaning, folder.protocol.classes, groups)
+        augment = config.augment if one.scale is None else dataclasses.replace(config.augment, scale=one.scale)
+        data = SegmentationDataset(other, "train", augment, seed=config.seed + number, cache=config.data.cache)
+        companions.append(Companion(data, one.share, lookup))
+    return companions, groups
 
 
 def validation_set(config: TrainConfig, folder: Folder) -> SegmentationDataset:
@@ -147,7 +173,7 @@ def build_model(config: TrainConfig, folder: Folder) -> SegmentationModel:
     torch.manual_seed(config.seed)
     protocol = folder.protocol
     model = create_model(config.model.name, len(protocol.classes), folder.bands, **config.model.options)
-    statistics = folder.statistics("train")
+    statistics, described = _facts(config, folder)
     bands = config.data.bands or tuple(read_manifest(Path(folder.root)).get("bands", ()))
     model.info = ModelInfo(
         classes=protocol.classes,
@@ -156,11 +182,23 @@ def build_model(config: TrainConfig, folder: Folder) -> SegmentationModel:
         mean=statistics.mean,
         std=statistics.std,
         resolution=protocol.resolution,
-        training_data=f"{protocol.name} #{protocol.hash}, train split ({len(folder.records('train'))} images)",
+        training_data=described,
     )
     if config.model.weights and config.model.weights != SCRATCH:
         start_from(model, Path(config.model.weights), folder)
     return model
+
+
+def _facts(config: TrainConfig, folder: Folder) -> tuple[Statistics, str]:
+    """Mean and standard deviation of the training images, and what they are, over all sets."""
+    companions = open_companions(config, folder)[0]
+    folders = [folder, *(companion.data.folder for companion in companions)]
+    shares = [1.0, *(companion.share for companion in companions)]
+    parts = [(one.statistics("train"), share) for one, share in zip(folders, shares, strict=True)]
+    described = [
+        f"{one.protocol.name} #{one.protocol.hash}, train split ({len(one.records('train'))} images)" for one in folders
+    ]
+    return parts[0][0] if len(parts) == 1 else joined_statistics(parts), "; ".join(described)
 
 
 def start_from(model: SegmentationModel, path: Path, folder: Folder | None = None) -> None:

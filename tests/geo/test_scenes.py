@@ -83,7 +83,7 @@ def test_alpha_is_a_mask_for_three_bands_and_a_band_for_four_and_both_are_said(t
     assert "bands 1, 2, 3 (red, green, blue), alpha (band 4) says where there is data" in three.told
     assert not three.warnings and not three.source.read(Window(0, 0, 10, 10)).present[:4].any()
     four = open_scene(marked, StandIn(bands=4), Reading())
-    assert four.bands == (1, 2, 3, 4) and "calls band 4 alpha; the model takes 4, so" in four.warnings[0]
+    assert four.bands == (1, 2, 3, 4) and "calls band 4 alpha; the model takes 4 bands, so" in four.warnings[0]
     assert four.source.read(Window(0, 0, 10, 10)).present.all()
     plain = write_raster(tmp_path / "plain.tif", pixels, photometric="minisblack", **UTM)
     with pytest.raises(UserError, match="takes 3 bands and .* has 4; choose with --bands"):

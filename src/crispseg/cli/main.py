@@ -21,6 +21,8 @@ VERBS = {
     "analyze": "look into a trained model: spectra, gates, prototypes, errors",
     "predict": "segment whole scenes into georeferenced maps",
     "vectorize": "turn a class map into polygons",
+    "view": "look at a map, a run or a report in the browser",
+    "suggest": "the windows of a map where labels would help most",
     "ablate": "run a table of experiments over several seeds",
     "bench": "time and memory of any model, side by side",
     "configs": "list or print the configs and tables that come along",

@@ -43,9 +43,9 @@ def vectorize_map(
         if dataset.count != 1 or dataset.dtypes[0] != "uint8":
             raise UserError(f"{class_map} is no class map: it has {dataset.count} bands of {dataset.dtypes[0]}")
         grid = grid_of(dataset)
-        style = _style(dataset)
+        style = read_style(dataset)
         if confidence is not None:
-            _check_fit(class_map, grid.height, grid.width, confidence)
+            check_fit(class_map, confidence)
         refuse_inputs([target], [*raster_files(dataset, class_map), *([confidence] if confidence is not None else [])])
 
         def bands() -> Iterator[MapRows]:
@@ -86,7 +86,7 @@ def _read(dataset: Any, path: str, window: Window) -> NDArray[np.uint8]:
     return rows
 
 
-def _style(dataset: Any) -> Style:
+def read_style(dataset: Any) -> Style:
     """The names our maps carry in their tags and the colours of the map; other maps get numbers and hues."""
     try:
         named = {int(k): str(v) for k, v in parse_json(dataset.tags()["CLASSES"], "CLASSES").items()}
@@ -100,10 +100,11 @@ def _style(dataset: Any) -> Style:
     return Style(names, hues, tuple(k for k in sorted(named) if 0 <= k < NODATA))
 
 
-def _check_fit(class_map: str, height: int, width: int, confidence: str) -> None:
-    with open_raster(confidence) as sure:
-        if (sure.height, sure.width) != (height, width):
+def check_fit(class_map: str, confidence: str) -> None:
+    """Refuse a confidence map of another size than the class map."""
+    with open_raster(class_map) as classes, open_raster(confidence) as sure:
+        if (sure.height, sure.width) != (classes.height, classes.width):
             raise UserError(
-                f"{confidence} is {sure.width} x {sure.height} pixels and {class_map} {width} x {height}: "
-                "they do not belong together"
+                f"{confidence} is {sure.width} x {sure.height} pixels and {class_map} {classes.width} x "
+                f"{classes.height}: they do not belong together"
             )

@@ -1,0 +1,31 @@
+"""Choose the windows of a map where labels would help most: those it is least sure of, none over another.
+
+  crisp suggest map.tif --count 20
+
+writes map_windows.gpkg with two layers: `labels`, the predicted regions in the windows, to be corrected in QGIS, and
+`windows`, which say where the labels are complete. The map needs its confidence map (crisp predict --confidence).
+docs/view.md shows the whole loop.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("map", metavar="MAP", help="a class map made by crisp predict --confidence")
+    parser.add_argument("-o", "--output", metavar="FILE", help="a .gpkg (default MAP_windows.gpkg)")
+    parser.add_argument("--count", type=int, default=20, metavar="N", help="how many windows (%(default)s)")
+    parser.add_argument("--side", type=int, default=512, metavar="PX", help="side of a window (%(default)s)")
+    parser.add_argument("--confidence", metavar="FILE", help="the confidence map (default MAP_confidence.tif)")
+
+
+def run(args: argparse.Namespace) -> None:
+    from crispseg.geo.suggest import suggest
+
+    target, chosen = suggest(args.map, args.confidence, args.count, args.side, args.output)
+    for number, window in enumerate(chosen, 1):
+        sure = 100 * (window.confidence or 0)
+        print(f"{number:>4}  row {window.top:<6} column {window.left:<6} confidence {sure:5.1f} %")
+    fewer = f" ({args.count} were asked for; no more fit)" if len(chosen) < args.count else ""
+    print(f"{args.map} -> {target}: {len(chosen)} windows of {chosen[0].width} x {chosen[0].height} px{fewer}")

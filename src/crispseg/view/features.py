@@ -1,0 +1,117 @@
+"""Polygons of a vector file, those in sight at a time, as GeoJSON in longitude and latitude."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import warnings
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crispseg.errors import UserError
+from crispseg.view.rasters import Raster
+from crispseg.view.space import PIXEL, TILE, Box, to_degrees
+
+MOST = 4000  # polygons sent at a time; with more in sight the page asks to come closer
+_DIGITS = 8  # of degrees: a millimetre
+
+
+class Features:
+    """One layer of a file, whose CRS is its own or, without one, the map's pixels or coordinates."""
+
+    def __init__(self, path: str, reference: Raster) -> None:
+        import pyogrio
+
+        self.path, self.reference = path, reference
+        if not os.path.exists(path):
+            raise UserError(f"there is no file {path}")
+        try:
+            about = pyogrio.read_info(path)
+        except (pyogrio.errors.DataSourceError, pyogrio.errors.DataLayerError) as error:
+            raise UserError(f"{path} cannot be read as polygons: {' '.join(str(error).split())}") from error
+        self.crs = about["crs"] or ""
+        self.columns = [str(name) for name in about["fields"]]
+        if self.crs and reference.in_pixels:
+            raise UserError(
+                f"{path} has a reference system and {reference.path} has none, so nothing says how they lie; make "
+                "polygons of this map: crisp vectorize"
+            )
+        self._cached = functools.lru_cache(64)(self._read)
+
+    def inside(self, box: Box, zoom: float) -> dict[str, Any]:
+        """The features in sight; `many` and none of them where they are too many."""
+        stamp = self._stamp()
+        return json.loads(self._cached(tuple(round(v, 7) for v in box), int(zoom), stamp))
+
+    def _stamp(self) -> int:
+        try:
+            return os.stat(self.path).st_mtime_ns
+        except OSError as error:
+            raise UserError(f"{self.path} is gone: {error.strerror}") from error
+
+    def _read(self, box: tuple[float, ...], zoom: int, stamp: int) -> str:
+        import pyogrio
+        import shapely
+
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                meta, _, geometries, values = pyogrio.raw.read(
+                    self.path, bbox=self._bounds(Box(*box)), max_features=MOST + 1
+                )
+        except (pyogrio.errors.DataSourceError, pyogrio.errors.FeatureError, RuntimeError) as error:
+            raise UserError(f"{self.path} cannot be read: {' '.join(str(error).split())}") from error
+        if len(geometries) > MOST:
+            return json.dumps({"type": "FeatureCollection", "features": [], "many": True})
+        shapes = shapely.transform(shapely.from_wkb(geometries), self._to_degrees)
+        tolerance = 360 / TILE / 2**zoom / 2
+        shapes = shapely.simplify(shapes, tolerance)
+        columns = {str(name): column for name, column in zip(meta["fields"], values, strict=True)}
+        features = [
+            {
+                "type": "Feature",
+                "geometry": json.loads(
+                    shapely.to_geojson(shapely.set_precision(shape, 10**-_DIGITS, mode="pointwise"))
+                ),
+                "properties": {name: _plain(column[i]) for name, column in columns.items()},
+            }
+            for i, shape in enumerate(shapes)
+            if shape is not None and not shape.is_empty
+        ]
+        return json.dumps({"type": "FeatureCollection", "features": features, "many": False})
+
+    def _bounds(self, box: Box) -> tuple[float, float, float, float]:
+        """The box in the file's own coordinates, a little too large rather than too small."""
+        from rasterio.warp import transform_bounds
+
+        if self.crs:
+            return tuple(transform_bounds("EPSG:4326", self.crs, *box))
+        corners = [(box.west, box.north), (box.east, box.north), (box.east, box.south), (box.west, box.south)]
+        places = [self.reference.place(*corner) for corner in corners]
+        points = np.array([self._on_grid(*place) for place in places])
+        return (*points.min(0), *points.max(0))
+
+    def _on_grid(self, column: float, row: float) -> tuple[float, float]:
+        a, b, c, d, e, f = self.reference.grid.transform
+        return a * column + b * row + c, d * column + e * row + f
+
+    def _to_degrees(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
+        from rasterio.transform import Affine
+        from rasterio.warp import transform
+
+        if self.reference.in_pixels:
+            columns, rows = ~Affine(*self.reference.grid.transform) * (points[:, 0], points[:, 1])
+            return np.array([to_degrees(x * PIXEL, -y * PIXEL) for x, y in zip(columns, rows, strict=True)])
+        xs, ys = transform(self.crs or self.reference.grid.crs, "EPSG:4326", points[:, 0], points[:, 1])
+        return np.stack([xs, ys], axis=1)
+
+
+def _plain(value: Any) -> Any:
+    """As JSON knows it."""
+    value = value.item() if isinstance(value, np.generic) else value
+    if value is None or isinstance(value, str | int | bool):
+        return value
+    return (value if value == value else None) if isinstance(value, float) else str(value)

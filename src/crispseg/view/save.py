@@ -1,0 +1,78 @@
+"""The map's page: served with tiles, or saved as one file with the pixels inside."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+from typing import Any
+
+import numpy as np
+
+from crispseg.errors import UserError
+from crispseg.files import write_text
+from crispseg.view.pages import data_uri, render, render_alone, static_text
+from crispseg.view.painting import RAMP, paint_rgb
+from crispseg.view.scene import Scene
+from crispseg.view.space import Box
+
+LARGEST = 4096  # px a side that a saved page may hold; graphics cards take such a picture whole
+_WORLD = Box(-180, -85, 180, 85)
+
+
+def map_page(scene: Scene, base: str, static: str) -> str:
+    """The page that asks the server; `base` is where the scene's answers are, `static` the scripts, from the page."""
+    about = {**scene.describe(), "base": base, "worker": f"{static}maplibre-gl-csp-worker.js", "ramp": RAMP}
+    return render("map.html", scene=about, about=script_json(about), static=static, alone=False, worker="")
+
+
+def save_page(scene: Scene, target: str | os.PathLike[str]) -> int:
+    """Write one file that needs nothing else; gives its size in bytes."""
+    grid = scene.reference.grid
+    if max(grid.height, grid.width) > LARGEST:
+        raise UserError(
+            f"{scene.reference.path} is {grid.width} x {grid.height} px; a saved page holds {LARGEST} x {LARGEST} at "
+            f"most. Cut a part out of it: gdal_translate -srcwin LEFT TOP {LARGEST} {LARGEST} "
+            f"{scene.reference.path} part.tif"
+        )
+    about = {**scene.describe(), "base": "", "ramp": RAMP, "saved": _contents(scene)}
+    worker = base64.b64encode(static_text("maplibre-gl-csp-worker.js").encode()).decode()
+    text = render_alone("map.html", scene=about, about=script_json(about), static="", alone=True, worker=worker)
+    write_text(target, text)
+    return len(text.encode())
+
+
+def script_json(value: Any) -> str:
+    """JSON that may stand inside a script element: nothing in it can end the element."""
+    text = json.dumps(value, ensure_ascii=True, allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _contents(scene: Scene) -> dict[str, Any]:
+    """Pictures of all layers in their own pixels, the corners they lie at, the counts and the polygons."""
+    side = LARGEST
+    saved: dict[str, Any] = {"legend": scene.counting.wait(), "corners": scene.reference.corners, "layers": {}}
+    for name, layer in scene.classes.items():
+        values, has_data = layer.raster.small(tuple(range(1, min(layer.raster.bands, 3) + 1)), side)
+        ids = np.where(has_data, layer.numbers(values), np.uint8(255))
+        saved["layers"][name] = {"ids": data_uri(_grey(ids)), "corners": layer.raster.corners}
+    if scene.confidence is not None:
+        values, has_data = scene.confidence.raster.small((1,), side)
+        steps = np.where(has_data, scene.confidence.steps(values[0]), np.uint8(255))
+        saved["layers"]["confidence"] = {"ids": data_uri(_grey(steps)), "corners": scene.confidence.raster.corners}
+    if scene.image is not None:
+        values, has_data = scene.image.raster.small(scene.image.bands, side)
+        picture = paint_rgb(scene.image.to_rgb(values), has_data)
+        saved["layers"]["image"] = {"picture": data_uri(picture), "corners": scene.image.raster.corners}
+    if scene.features is not None:
+        saved["polygons"] = scene.features.inside(_WORLD if not scene.reference.in_pixels else scene.reference.box, 22)
+    return saved
+
+
+def _grey(ids: Any) -> bytes:
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(ids)).save(buffer, "png", optimize=True)
+    return buffer.getvalue()

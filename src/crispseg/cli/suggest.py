@@ -4,7 +4,7 @@
 
 writes map_windows.gpkg with two layers: `labels`, the predicted regions in the windows, to be corrected in QGIS, and
 `windows`, which say where the labels are complete. The map needs its confidence map (crisp predict --confidence).
-docs/view.md shows the whole loop.
+docs/how-to/view.md shows the whole loop.
 """
 
 from __future__ import annotations
@@ -21,11 +21,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    from crispseg.cli.printer import Printer
     from crispseg.geo.suggest import suggest
 
     target, chosen = suggest(args.map, args.confidence, args.count, args.side, args.output)
-    for number, window in enumerate(chosen, 1):
-        sure = 100 * (window.confidence or 0)
-        print(f"{number:>4}  row {window.top:<6} column {window.left:<6} confidence {sure:5.1f} %")
+    lines = [
+        f"{number:>4}  row {w.top:<6} column {w.left:<6} confidence {100 * (w.confidence or 0):5.1f} %"
+        for number, w in enumerate(chosen, 1)
+    ]
     fewer = f" ({args.count} were asked for; no more fit)" if len(chosen) < args.count else ""
-    print(f"{args.map} -> {target}: {len(chosen)} windows of {chosen[0].width} x {chosen[0].height} px{fewer}")
+    lines.append(f"{args.map} -> {target}: {len(chosen)} windows of {chosen[0].width} x {chosen[0].height} px{fewer}")
+    Printer.of(args).result({"map": args.map, "file": target, "windows": chosen}, *lines)

@@ -9,7 +9,7 @@
 
 The page is served on this machine alone; its address, with a token, is the one line on stdout. On a remote machine:
 ssh -L 8000:127.0.0.1:8000 REMOTE, there crisp view ... --port 8000 --no-open, and open the printed address here.
-Ctrl-C ends it. Nothing is written but what --save names. docs/view.md says more.
+Ctrl-C ends it. Nothing is written but what --save names. docs/how-to/view.md says more.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
-import sys
 from typing import TYPE_CHECKING, Any
 
 from crispseg.errors import UserError
 
 if TYPE_CHECKING:
+    from crispseg.cli.printer import Printer
     from crispseg.view.scene import Files
 
 
@@ -41,7 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    from crispseg.cli.printer import Printer
+
     _check_extra()
+    out = Printer.of(args)
     if os.path.isdir(args.what):
         app = _folder_app(args)
     else:
@@ -50,7 +53,7 @@ def run(args: argparse.Namespace) -> None:
 
         scene = Scene(_files(args))
         if args.save is not None:
-            _save(scene, args.save)
+            _save(scene, args.save, out)
             return
         app = make_app([scene])
     from crispseg.view.guard import is_loopback
@@ -58,7 +61,9 @@ def run(args: argparse.Namespace) -> None:
 
     server = Server(app, args.port, args.host)
     if not is_loopback(args.host):
-        print(f"crisp: listening on {args.host}: whoever can reach it and has the token sees it", file=sys.stderr)
+        out.warn(f"listening on {args.host}: whoever can reach it and has the token sees it")
+    out.result({"address": server.address, "port": server.port}, server.address)
+    out.say("Ctrl-C ends it")
     show(server, browser=not args.no_open)
 
 
@@ -75,13 +80,13 @@ def _files(args: argparse.Namespace) -> Files:
     return Files(maps, image, args.confidence, args.truth, args.polygons)
 
 
-def _save(scene: Any, path: str) -> None:
+def _save(scene: Any, path: str, out: Printer) -> None:
     from crispseg.view.save import save_page
 
     if not path.lower().endswith((".html", ".htm")):
         raise UserError(f"--save writes a page: name it .html, not {path}")
     size = save_page(scene, path)
-    print(f"{path}: {size / 2**20:.1f} MiB, needs nothing else")
+    out.result({"page": path, "bytes": size}, f"{path}: {size / 2**20:.1f} MiB, needs nothing else")
 
 
 def _folder_app(args: argparse.Namespace) -> Any:

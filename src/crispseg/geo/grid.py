@@ -38,6 +38,17 @@ class Grid:
         """m2 on the ground where the reference system is known, pixels otherwise."""
         return "m2" if self.crs and (self.is_geographic or _crs(self.crs).is_projected) else "px"
 
+    def ground(self, column: Any, row: Any) -> tuple[Any, Any]:
+        """Coordinates of places counted in pixels from the upper left corner: numbers or arrays."""
+        a, b, c, d, e, f = self.transform
+        return a * column + b * row + c, d * column + e * row + f
+
+    def pixel(self, x: Any, y: Any) -> tuple[Any, Any]:
+        """(column, row) of coordinates: numbers or arrays."""
+        a, b, c, d, e, f = self.transform
+        area = a * e - b * d
+        return (e * (x - c) - b * (y - f)) / area, (a * (y - f) - d * (x - c)) / area
+
     def pixel_size(self) -> tuple[float, float]:
         """(along columns, along rows) in metres; for degrees, at the middle of the scene."""
         a, b, _, d, e, _ = self.transform

@@ -23,7 +23,8 @@ from crispseg.geo.gdal import bounded_cache
 from crispseg.geo.grid import Grid
 from crispseg.geo.reader import explaining_damage, grid_of, open_raster
 from crispseg.geo.regions import MapRows, find_regions
-from crispseg.geo.vectorize import check_fit, class_names
+from crispseg.geo.style import add_style_to_geopackage
+from crispseg.geo.vectorize import check_fit, read_style
 from crispseg.geo.writer import NODATA
 from crispseg.predict.products import SURE
 from crispseg.predict.source import Window
@@ -138,7 +139,7 @@ def windows_package(class_map: str, confidence: str | None, windows: Sequence[Ch
     with contextlib.ExitStack() as stack:
         dataset = stack.enter_context(open_raster(class_map))
         sure = stack.enter_context(open_raster(confidence)) if confidence is not None else None
-        grid, names = grid_of(dataset), class_names(dataset.tags())
+        grid, style = grid_of(dataset), read_style(dataset)
         labels = [
             (number, region, _shifted(grid, window))
             for number, window in enumerate(windows, 1)
@@ -146,7 +147,7 @@ def windows_package(class_map: str, confidence: str | None, windows: Sequence[Ch
         ]
     columns = {
         "class_id": np.array([region.class_id for _, region, _ in labels], np.int32),
-        "class": np.array([names[region.class_id] for _, region, _ in labels], object),
+        "class": np.array([style.classes[region.class_id] for _, region, _ in labels], object),
         "window": np.array([number for number, _, _ in labels], np.int32),
     }
     shapes = [_polygon(part, region.polygon) for _, region, part in labels]
@@ -155,6 +156,7 @@ def windows_package(class_map: str, confidence: str | None, windows: Sequence[Ch
         path = Path(folder) / "windows.gpkg"
         _write(path, LABELS, shapes, columns, grid)
         _write_windows(path, windows, grid)
+        add_style_to_geopackage(path, LABELS, style.vector_qml(sorted({*style.always, *columns["class_id"].tolist()})))
         return path.read_bytes()
 
 
@@ -182,9 +184,9 @@ def _regions(dataset: Any, sure: Any, path: str, grid: Grid, window: Chosen) -> 
 
 
 def _shifted(grid: Grid, window: Chosen) -> Grid:
-    a, b, c, d, e, f = grid.transform
-    x, y = window.left, window.top
-    moved = (a, b, a * x + b * y + c, d, e, d * x + e * y + f)
+    a, b, _, d, e, _ = grid.transform
+    x, y = grid.ground(window.left, window.top)
+    moved = (a, b, x, d, e, y)
     return dataclasses.replace(grid, height=window.height, width=window.width, transform=moved)
 
 
@@ -192,10 +194,7 @@ def _polygon(grid: Grid, polygon: Any) -> Any:
     """From pixels to the ground."""
     import shapely
 
-    a, b, c, d, e, f = grid.transform
-    return shapely.transform(
-        polygon, lambda p: np.stack([a * p[:, 0] + b * p[:, 1] + c, d * p[:, 0] + e * p[:, 1] + f], 1)
-    )
+    return shapely.transform(polygon, lambda points: np.stack(grid.ground(*points.T), axis=1))
 
 
 def _write(path: Path, layer: str, shapes: list[Any], columns: dict[str, NDArray[Any]], grid: Grid) -> None:

@@ -91,19 +91,14 @@ class Features:
             return tuple(transform_bounds("EPSG:4326", self.crs, *box))
         corners = [(box.west, box.north), (box.east, box.north), (box.east, box.south), (box.west, box.south)]
         places = [self.reference.place(*corner) for corner in corners]
-        points = np.array([self._on_grid(*place) for place in places])
+        points = np.array([self.reference.grid.ground(*place) for place in places])
         return (*points.min(0), *points.max(0))
 
-    def _on_grid(self, column: float, row: float) -> tuple[float, float]:
-        a, b, c, d, e, f = self.reference.grid.transform
-        return a * column + b * row + c, d * column + e * row + f
-
     def _to_degrees(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
-        from rasterio.transform import Affine
         from rasterio.warp import transform
 
         if self.reference.in_pixels:
-            columns, rows = ~Affine(*self.reference.grid.transform) * (points[:, 0], points[:, 1])
+            columns, rows = self.reference.grid.pixel(*points.T)
             return np.array([to_degrees(x * PIXEL, -y * PIXEL) for x, y in zip(columns, rows, strict=True)])
         xs, ys = transform(self.crs or self.reference.grid.crs, "EPSG:4326", points[:, 0], points[:, 1])
         return np.stack([xs, ys], axis=1)

@@ -34,12 +34,13 @@ class Raster:
         self.path = path
         self._idle: list[Any] = []
         self._taking = threading.Lock()
-        self._stamp = self._look()
         with open_raster(path) as dataset:
             own = grid_of(dataset)
             self.bands, self.dtype = dataset.count, dataset.dtypes[0]
             self.has_overviews = bool(dataset.overviews(1))
-        if not own.crs and _has_control_points(path):
+            placed_by_points = bool(dataset.gcps[0])
+        self._stamp = self._look()
+        if not own.crs and placed_by_points:
             raise UserError(
                 f"{path} is placed by control points alone; make a map of it first: gdalwarp {path} out.tif"
             )
@@ -55,8 +56,8 @@ class Raster:
 
     @property
     def version(self) -> str:
-        """Changes with the file."""
-        return f"{hash(self._stamp) & 0xFFFFFFFF:08x}"
+        """Changes with the file; raises where it is gone."""
+        return f"{hash(self._look()) & 0xFFFFFFFF:08x}"
 
     @property
     def notes(self) -> list[str]:
@@ -99,21 +100,18 @@ class Raster:
             return [to_degrees(x * PIXEL, -y * PIXEL) for x, y in points]
         from rasterio.warp import transform
 
-        a, b, c, d, e, f = self.grid.transform
-        xs, ys = [a * x + b * y + c for x, y in points], [d * x + e * y + f for x, y in points]
+        xs, ys = zip(*(self.grid.ground(x, y) for x, y in points), strict=True)
         return list(zip(*transform(self.grid.crs, "EPSG:4326", xs, ys), strict=True))
 
     def place(self, longitude: float, latitude: float) -> tuple[float, float]:
         """(column, row) of a point."""
-        from rasterio.transform import Affine
         from rasterio.warp import transform
 
         if self.in_pixels:
             x, y = to_metres(longitude, latitude)
             return x / PIXEL, -y / PIXEL
         xs, ys = transform("EPSG:4326", self.grid.crs, [longitude], [latitude])
-        column, row = ~Affine(*self.grid.transform) * (xs[0], ys[0])
-        return column, row
+        return self.grid.pixel(xs[0], ys[0])
 
     def tile(self, z: int, x: int, y: int, bands: tuple[int, ...], resampling: Resampling = "nearest") -> Pixels:
         with self._reading() as dataset:
@@ -221,11 +219,6 @@ def _place(path: str, own: Grid, beside: Raster) -> Grid | None:
             "lie; give a file of the same size"
         )
     return reference
-
-
-def _has_control_points(path: str) -> bool:
-    with open_raster(path) as dataset:
-        return bool(dataset.gcps[0])
 
 
 def _cut_tile(dataset: Any, z: int, x: int, y: int, bands: tuple[int, ...], resampling: str) -> Pixels:

@@ -248,11 +248,10 @@ class Scene:
         column, row = int(np.floor(column)), int(np.floor(row))
         if not (0 <= row < grid.height and 0 <= column < grid.width):
             return {"inside": False}
-        a, b, c, d, e, f = grid.transform
-        x, y = column + 0.5, row + 0.5
         found: dict[str, Any] = {"inside": True, "row": row, "column": column}
         if not self.reference.in_pixels:
-            found |= {"x": a * x + b * y + c, "y": d * x + e * y + f, "crs": _crs_name(grid.crs)}
+            x, y = grid.ground(column + 0.5, row + 0.5)
+            found |= {"x": x, "y": y, "crs": _crs_name(grid.crs)}
         found["classes"] = {name: layer.name_at(longitude, latitude) for name, layer in self.classes.items()}
         if self.confidence is not None:
             found["confidence"] = self.confidence.at(longitude, latitude)

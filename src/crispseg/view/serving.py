@@ -65,8 +65,7 @@ class Server:
 
 
 def show(server: Server, browser: bool) -> None:
-    """Say where it is, open it, and serve."""
-    print(server.address, flush=True)
+    """Open it in the browser, and serve."""
     if browser:
         # a moment later, when the server answers
         threading.Timer(0.5, webbrowser.open, (server.address,)).start()

@@ -11,7 +11,7 @@ window.crisp = {};
 
     async source(layer, off) {
       return {
-        type: "raster", tiles: [this.tiles(layer, off)], tileSize: 256, bounds: about.bounds, maxzoom: about.deepest,
+        type: "raster", tiles: [this.tiles(layer, off)], tileSize: 512, bounds: about.bounds, maxzoom: about.deepest,
       };
     }
 
@@ -37,7 +37,7 @@ window.crisp = {};
 
     polygons(bounds, zoom) {
       const [west, south, east, north] = bounds.toArray().flat();
-      return this.ask(`polygons.json?west=${west}&south=${south}&east=${east}&north=${north}&zoom=${zoom + 1}`);
+      return this.ask(`polygons.json?west=${west}&south=${south}&east=${east}&north=${north}&zoom=${zoom}`);
     }
 
     exportAddress(windows) {

@@ -3,7 +3,7 @@
 (() => {
   const { about, answers, panel } = crisp;
   const find = (id) => document.getElementById(id);
-  const WORLD = 256 * 2 ** 18; // a scene without a reference system: pixels around the world (space.py)
+  const WORLD = 512 * 2 ** 17; // a scene without a reference system: pixels around the world (space.py)
 
   crisp.explain = async (error) => {
     let sentence = error?.message || String(error);

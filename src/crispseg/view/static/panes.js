@@ -3,7 +3,6 @@
 (() => {
   const { about, answers } = crisp;
   const LAYOUTS = ["swipe", "side", "single"];
-  const SCENE_ZOOM = about.zoom - 1; // the library counts zoom for tiles of 512 px
 
   class Pane {
     constructor(name) {
@@ -21,7 +20,7 @@
         maxPitch: 0,
         fadeDuration: 0,
         renderWorldCopies: false,
-        maxZoom: Math.min(24, SCENE_ZOOM + 5),
+        maxZoom: Math.min(24, about.zoom + 5),
       });
       this.map.touchZoomRotate.disableRotation();
       this.map.keyboard.disableRotation();
@@ -40,7 +39,7 @@
       const empty = { type: "FeatureCollection", features: [] };
       for (const name of ["polygons", "marks"]) this.map.addSource(name, { type: "geojson", data: empty });
       const lines = [
-        ["polygons-halo", "polygons", "#ffffff", 2.6], ["polygons", "polygons", "#101418", 1.1],
+        ["polygons-halo", "polygons", "#ffffff", wider(1.2, 3)], ["polygons", "polygons", "#101418", wider(0.5, 1.3)],
         ["marks-halo", "marks", "#101418", 5], ["marks", "marks", "#ffe14d", 2.5],
       ];
       for (const [id, source, colour, width] of lines) {
@@ -71,6 +70,8 @@
     draw(name, features) { this.map.getSource(name)?.setData(features); }
   }
 
+  // thin from afar, or lines would cover the map
+  const wider = (from, to) => ["interpolate", ["linear"], ["zoom"], about.zoom - 3, from, about.zoom, to];
   const raster = (resampling, opacity) => ({
     "raster-resampling": resampling, "raster-opacity": opacity, "raster-fade-duration": 0,
   });

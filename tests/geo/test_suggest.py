@@ -1,0 +1,85 @@
+"""Windows to label, against a plain search over the whole confidence map."""
+
+import json
+
+import numpy as np
+import pyogrio
+import pytest
+import shapely
+
+from crispseg.cli.main import main
+from crispseg.errors import UserError
+from crispseg.geo.suggest import least_certain, suggest
+from tests.geo.rasters import UTM, write_raster
+
+
+@pytest.fixture
+def maps(tmp_path):
+    """A map of two classes; its confidence is low in two places and missing in a corner."""
+    draws = np.random.default_rng(1)
+    classes = draws.integers(0, 2, (20, 30)).repeat(16, 0).repeat(16, 1).astype(np.uint8)
+    confidence = draws.integers(220, 255, classes.shape).astype(np.uint8)
+    confidence[64:128, 128:192] = 60
+    confidence[208:272, 304:368] = 90
+    confidence[:100, :100] = 255
+    tags = {"CLASSES": json.dumps({0: "land", 1: "water"})}
+    path = write_raster(tmp_path / "map.tif", classes, nodata=255, tags=tags, **UTM)
+    write_raster(tmp_path / "map_confidence.tif", confidence, nodata=255, **UTM)
+    return path, classes, confidence
+
+
+def mean_doubt(confidence, window):
+    part = confidence[window.top : window.top + window.height, window.left : window.left + window.width]
+    known = part != 255
+    return (1 - part[known] / 254).mean() if known.mean() >= 0.5 else -1.0
+
+
+def test_the_least_certain_windows_are_found(maps):
+    path, _, confidence = maps
+    chosen = least_certain(path.replace("map.tif", "map_confidence.tif"), 4, 64)
+    assert [(w.top, w.left) for w in chosen[:2]] == [(64, 128), (208, 304)]  # windows begin at every fourth of a side
+    for window in chosen:
+        assert 1 - window.confidence == pytest.approx(mean_doubt(confidence, window))
+    places = [(top, left) for top in range(0, 320 - 63, 16) for left in range(0, 480 - 63, 16)]
+    best = max(mean_doubt(confidence, chosen[0]._replace(top=t, left=x)) for t, x in places)
+    assert 1 - chosen[0].confidence == pytest.approx(best)
+    boxes = [shapely.box(w.left, w.top, w.left + w.width, w.top + w.height) for w in chosen]
+    assert shapely.union_all(boxes).area == sum(box.area for box in boxes)  # none over another
+
+
+def test_the_package_holds_windows_and_the_predicted_regions_in_them(maps):
+    path, classes, _ = maps
+    target, chosen = suggest(path, count=3, side=64)
+    assert target.name == "map_windows.gpkg"
+    assert [name for name, _ in pyogrio.list_layers(target)] == ["labels", "windows"]
+    meta, _, shapes, values = pyogrio.raw.read(target, layer="labels")
+    fields = dict(zip(meta["fields"], values, strict=True))
+    polygons = shapely.from_wkb(shapes)
+    assert meta["crs"] == "EPSG:32633" and set(fields["class"]) == {"land", "water"}
+    for number, window in enumerate(chosen, 1):
+        part = classes[window.top : window.top + 64, window.left : window.left + 64]
+        for k in (0, 1):
+            own = polygons[(fields["window"] == number) & (fields["class_id"] == k)]
+            assert shapely.area(own).sum() == pytest.approx(0.25 * (part == k).sum())
+    _, _, shapes, _ = pyogrio.raw.read(target, layer="windows")
+    frames = shapely.from_wkb(shapes)
+    assert shapely.bounds(frames[0]).tolist() == pytest.approx([400_064, 4_999_936, 400_096, 4_999_968])
+    assert shapely.union_all(frames).buffer(1e-6).covers(shapely.union_all(polygons))
+
+
+def test_mistakes_are_told(maps, tmp_path, capsys):
+    path, classes, _ = maps
+    lonely = write_raster(tmp_path / "lonely.tif", classes)
+    with pytest.raises(UserError, match="lonely_confidence.tif.*crisp predict --confidence"):
+        suggest(lonely)
+    with pytest.raises(UserError, match="do not belong together"):
+        suggest(path, write_raster(tmp_path / "small.tif", classes[:50]))
+    with pytest.raises(UserError, match="at least one window"):
+        suggest(path, count=0)
+    empty = write_raster(tmp_path / "empty.tif", np.full(classes.shape, 255, np.uint8), nodata=255)
+    with pytest.raises(UserError, match="no window of 64 px"):
+        suggest(path, empty, side=64)
+    assert main(["suggest", path, "--count", "500", "--side", "128"]) == 0
+    assert "no more fit" in capsys.readouterr().out
+    assert main(["suggest", path]) == 1  # corrections may be in it by now
+    assert "is there already" in capsys.readouterr().err

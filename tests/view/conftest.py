@@ -1,0 +1,4 @@
+import pytest
+
+pytest.importorskip("fastapi")
+pytest.importorskip("rio_tiler")

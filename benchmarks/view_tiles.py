@@ -28,6 +28,7 @@ from record import record
 
 from crispseg.geo.grid import Grid
 from crispseg.geo.maps import Legend, MapChoice, write_maps
+from crispseg.outputs import Workplace
 from crispseg.predict.products import Band
 from crispseg.view.app import make_app
 from crispseg.view.scene import Files, Scene
@@ -57,8 +58,10 @@ def make_map(folder: Path, size: int, grid: Grid) -> str:
     target = folder / "map.tif"
     bands = (Band(top // 512, top, blobs(min(512, size - top), size, top)) for top in range(0, size, 512))
     palette = ((200, 30, 30), (90, 90, 90), (20, 110, 40), (140, 200, 90), (40, 90, 200), (230, 200, 120))
-    made, _ = write_maps(bands, folder / "made", target, grid, Legend("stand-in", "", CLASSES, palette), MapChoice())
-    made[0][0].rename(target)
+    place = Workplace(target)
+    made, _ = write_maps(bands, place, target, grid, Legend("stand-in", "", CLASSES, palette), MapChoice())
+    made["classes"].rename(target)
+    place.remove()
     return str(target)
 
 
@@ -128,7 +131,6 @@ def measure(args: argparse.Namespace) -> dict[str, object]:
     grid = Grid(args.size, args.size, transform, wkt)
     with tempfile.TemporaryDirectory(dir=args.folder) as name:
         folder = Path(name)
-        (folder / "made").mkdir()
         scene = Scene(Files((make_map(folder, args.size, grid),), make_image(folder, args.size, grid)))
         print(*(f"{p.name} {p.stat().st_size / 2**20:.0f} MiB" for p in folder.glob("*.tif")), flush=True)
         server = Server(make_app([scene]))

@@ -51,7 +51,7 @@ def test_the_package_holds_windows_and_the_predicted_regions_in_them(maps):
     path, classes, _ = maps
     target, chosen = suggest(path, count=3, side=64)
     assert target.name == "map_windows.gpkg"
-    assert [name for name, _ in pyogrio.list_layers(target)] == ["labels", "windows"]
+    assert [name for name, _ in pyogrio.list_layers(target)] == ["labels", "windows", "layer_styles"]
     meta, _, shapes, values = pyogrio.raw.read(target, layer="labels")
     fields = dict(zip(meta["fields"], values, strict=True))
     polygons = shapely.from_wkb(shapes)

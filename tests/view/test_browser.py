@@ -167,7 +167,7 @@ def test_marked_windows_are_exported_with_their_labels(page, made, tmp_path):
     waiting.value.save_as(path)
     page.locator("#mark").click()
     page.locator("#forget").click()
-    assert [name for name, _ in pyogrio.list_layers(path)] == ["labels", "windows"]
+    assert [name for name, _ in pyogrio.list_layers(path)] == ["labels", "windows", "layer_styles"]
     meta, _, _, fields = pyogrio.raw.read(path, layer="windows")
     columns = dict(zip(meta["fields"], fields, strict=True))
     top, left, height, width = (int(columns[name][0]) for name in ("top", "left", "height", "width"))

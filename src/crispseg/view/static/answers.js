@@ -9,9 +9,10 @@ window.crisp = {};
       this.base = new URL(about.base || ".", location.href).href;
     }
 
+    // Tiles have 512 px; said to be smaller, they are shrunk a little rather than enlarged, so outlines stay crisp.
     async source(layer, off) {
       return {
-        type: "raster", tiles: [this.tiles(layer, off)], tileSize: 512, bounds: about.bounds, maxzoom: about.deepest,
+        type: "raster", tiles: [this.tiles(layer, off)], tileSize: 384, bounds: about.bounds, maxzoom: about.deepest,
       };
     }
 

@@ -151,6 +151,7 @@ def predict(
     bands: Sequence[int | str] = (),
     resolution: float | str | None = None,
     require_crs: bool = False,
+    any_values: bool = False,
     tile: int = 1024,
     overlap: int | None = None,
     exact: bool = False,
@@ -184,6 +185,7 @@ def predict(
         bands: The scene's bands for the model, by number from 1 or by name; empty: chosen by what the file says.
         resolution: Resample to so many metres per pixel, or `"model"` for the model's own; None: as the scene is.
         require_crs: Refuse scenes without a reference system.
+        any_values: Take pixels that cannot be of the kind the model was trained on (16 bit for an 8-bit model).
         tile: Side of a tile in pixels.
         overlap: Least overlap of tiles in pixels; None: a quarter of a tile.
         exact: Run the scene as a single image, without tiles.
@@ -212,14 +214,16 @@ def predict(
     from crispseg.geo.scenes import Reading
     from crispseg.predict.bands import Pace
     from crispseg.predict.batch import predict_scenes
+    from crispseg.predict.plan import check_tile
     from crispseg.predict.scene import Request
     from crispseg.predict.work import Settings
 
+    check_tile(tile)
     if polygons is None and (min_area or simplify):
         raise UserError("min_area and simplify shape the polygons; name their file with polygons")
     request = Request(
         Settings(tile, overlap, tta, precision, device, exact),
-        Reading(tuple(map(str, bands)), resolution, require_crs),
+        Reading(tuple(map(str, bands)), resolution, require_crs, any_values=any_values),
         MapChoice(confidence, probabilities, boundaries, compress),
         PolygonChoice(polygons, min_area, simplify) if polygons else None,
         Pace(batch_size, workers),

@@ -65,7 +65,9 @@ def test_descriptions_name_the_bands(tmp_path):
 
 def test_four_bands_with_alpha_and_palettes_suit_a_three_band_model(tmp_path):
     kinds = [ColorInterp.red, ColorInterp.green, ColorInterp.blue, ColorInterp.alpha]
-    rgba = write_raster(tmp_path / "a.tif", random_pixels(4, 10, 10), colorinterp=kinds, **UTM)
+    pixels = random_pixels(4, 10, 10)
+    pixels[3] = 255
+    rgba = write_raster(tmp_path / "a.tif", pixels, colorinterp=kinds, **UTM)
     assert open_scene(rgba, StandIn(), Reading()).source.bands == (1, 2, 3)
     index = write_raster(
         tmp_path / "p.tif", random_pixels(1, 10, 10), colormap={1: (1, 2, 3, 255)}, photometric="palette", **UTM
@@ -77,6 +79,7 @@ def test_four_bands_with_alpha_and_palettes_suit_a_three_band_model(tmp_path):
 def test_alpha_is_a_mask_for_three_bands_and_a_band_for_four_and_both_are_said(tmp_path):
     kinds = [ColorInterp.red, ColorInterp.green, ColorInterp.blue, ColorInterp.alpha]
     pixels = random_pixels(4, 10, 10)
+    pixels[3] = 255
     pixels[3, :4] = 0
     marked = write_raster(tmp_path / "marked.tif", pixels, colorinterp=kinds, **UTM)
     three = open_scene(marked, StandIn(), Reading())
@@ -143,3 +146,34 @@ def test_resolutions_that_cannot_be_are_explained(tmp_path):
     path = write_raster(tmp_path / "b.tif", random_pixels(3, 10, 10), **UTM)
     with pytest.raises(UserError, match="must be positive"):
         open_scene(path, StandIn(), Reading(resolution=-1.0))
+
+
+def bytes_model():
+    return StandIn().with_card(mean=(90.0,) * 3, std=(40.0,) * 3, dtype="uint8")
+
+
+def test_sixteen_bits_for_an_eight_bit_model_are_refused(tmp_path):
+    path = write_raster(tmp_path / "a.tif", random_pixels(3, 100, 100, np.uint16, high=4000), **UTM)
+    with pytest.raises(UserError, match=r"a.tif does not suit the model: it has uint16 pixels .* --any-values"):
+        open_scene(path, bytes_model(), Reading())
+    assert "does not suit the model" in open_scene(path, bytes_model(), Reading(any_values=True)).warnings[0]
+    small = write_raster(tmp_path / "b.tif", random_pixels(3, 100, 100, np.uint16, high=255), **UTM)
+    assert open_scene(small, bytes_model(), Reading()).warnings == ()
+
+
+def test_a_fourth_band_of_shades_is_not_alpha(tmp_path):
+    """GDAL takes the fourth of four byte bands for alpha, and near infrared is dark over water: it was cut out."""
+    colours = [ColorInterp.red, ColorInterp.green, ColorInterp.blue, ColorInterp.alpha]
+    shades = random_pixels(4, 80, 80, high=255)
+    shades[3, :20] = 0
+    path = write_raster(tmp_path / "nir.tif", shades, colorinterp=colours, **UTM)
+    with pytest.raises(UserError, match="takes 3 bands and .* has 4; choose with --bands, e.g. --bands 1,2,3"):
+        open_scene(path, bytes_model(), Reading())
+    scene = open_scene(path, bytes_model(), Reading(bands=("1", "2", "3")))
+    assert scene.source.read(Window(0, 0, 80, 80)).present.all()
+    assert "band 4" in scene.warnings[0] and "marked as alpha but holds shades" in scene.warnings[0]
+    opaque = shades.copy()
+    opaque[3] = np.where(np.arange(80) < 30, 0, 255)
+    path = write_raster(tmp_path / "alpha.tif", opaque, colorinterp=colours, **UTM)
+    scene = open_scene(path, bytes_model(), Reading())
+    assert scene.warnings == () and not scene.source.read(Window(0, 0, 80, 30)).present.any()

@@ -172,7 +172,7 @@ class _Runner:
     def __call__(self, values: NDArray[Any], cutoff: float) -> Seen:
         evaluator, model = self.evaluator, self.evaluator.model
         x = torch.from_numpy(values).to(evaluator.device, torch.float32)
-        x = ((x - evaluator.mean) / evaluator.std)[None]
+        x = evaluator.normalisation(x)[None]
         matching = None
         with self._as_variant(), caught(places(model, "mixer")) as mixers, caught(places(model, "block")) as blocks:
             if self.label == AS_TRAINED and has_prototypes(model):

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from crispseg.predict.scene import Request, Result
 
 
+_LITTLE = 128  # px
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("scenes", nargs="+", metavar="SCENE", help="rasters, VRTs or folders of rasters")
     parser.add_argument("-o", "--output", required=True, metavar="OUT", help="a .tif for one scene, else a folder")
@@ -39,6 +42,9 @@ def _add_reading(group: Any) -> None:
     )
     group.add_argument(
         "--resolution", metavar="M", help="resample to this many metres per pixel, or 'model' for the model's own"
+    )
+    group.add_argument(
+        "--any-values", action="store_true", help="take pixels unlike those the model was trained on (16 for 8 bit)"
     )
     group.add_argument("--require-crs", action="store_true", help="refuse scenes without a reference system")
     group.add_argument(
@@ -81,6 +87,8 @@ def run(args: argparse.Namespace) -> int:
 
     out = Printer.of(args)
     request = make_request(args)
+    if args.tile < _LITTLE and not args.exact:
+        out.warn(f"tiles of {args.tile} px show the model little around each pixel; 512 and more make better maps")
     model = _open_model(args.model, out)
     if args.dry_run:
         return _dry_run(args, model, request, out)
@@ -112,14 +120,22 @@ def make_request(args: argparse.Namespace) -> Request:
     from crispseg.geo.polygons import PolygonChoice
     from crispseg.geo.scenes import Reading
     from crispseg.predict.bands import Pace
+    from crispseg.predict.plan import check_tile
     from crispseg.predict.scene import Request
     from crispseg.predict.work import Settings
 
+    check_tile(args.tile)
     if args.polygons is None and (args.min_area or args.simplify):
         raise UserError("--min-area and --simplify shape the polygons; name their file with --polygons")
     return Request(
         Settings(args.tile, args.overlap, args.tta, args.precision, args.device, args.exact),
-        Reading(_words(args.bands), _resolution(args.resolution), args.require_crs, _words(args.allow_drivers)),
+        Reading(
+            _words(args.bands),
+            _resolution(args.resolution),
+            args.require_crs,
+            _words(args.allow_drivers),
+            args.any_values,
+        ),
         MapChoice(args.confidence, args.probabilities, args.boundaries, args.compress),
         PolygonChoice(args.polygons, args.min_area, args.simplify) if args.polygons else None,
         Pace(args.batch_size, args.workers),

@@ -16,6 +16,7 @@ from crispseg.data.folder import Folder
 from crispseg.data.manifest import Statistics
 from crispseg.data.transforms import Augmentation, Draws, augment
 from crispseg.errors import UserError
+from crispseg.normalisation import Normalisation
 
 Sample = tuple[Tensor, Tensor, str]  # image float32 (bands, H, W), mask int64 (H, W), name
 Key = int | tuple[int, int]  # index, or (epoch, index)
@@ -49,7 +50,7 @@ class SegmentationDataset(Dataset[Sample]):
         self._areas = list(itertools.accumulate(r.height * r.width for r in self.records))
         self.samples = samples or self._one_pass()
         self.normalise = normalise
-        self._constants: dict[torch.device, Tensor] = {}
+        self._constants: dict[torch.device, Normalisation] = {}
         self._fill = (normalise or folder.statistics(split)).mean if augmentation else ()
         self._range = self._value_range(normalise)
 
@@ -83,16 +84,13 @@ class SegmentationDataset(Dataset[Sample]):
         """Compact samples, one or a batch, as float32 images (normalised if so asked) and int64 masks on a device."""
         images = images.to(device, non_blocking=True).to(torch.float32)
         if self.normalise is not None:
-            mean, std = self._on(torch.device(device))
-            images = (images - mean) / std
+            images = self._on(torch.device(device))(images)
         return images, masks.to(device, non_blocking=True).long()
 
-    def _on(self, device: torch.device) -> Tensor:
-        """(2, bands, 1, 1): mean and standard deviation, copied to a device once."""
+    def _on(self, device: torch.device) -> Normalisation:
         if device not in self._constants:
             assert self.normalise is not None
-            values = torch.tensor([self.normalise.mean, self.normalise.std])
-            self._constants[device] = values[:, :, None, None].to(device)
+            self._constants[device] = Normalisation(self.normalise.mean, self.normalise.std, device)
         return self._constants[device]
 
     def _whole(self, index: int) -> Sample:

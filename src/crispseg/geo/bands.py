@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from crispseg.errors import UserError, nearest
-from crispseg.geo.reader import alpha_band, descriptions
+from crispseg.geo.reader import alpha_band, descriptions, marked_alpha
 from crispseg.models.base import SegmentationModel
 
 ALPHA = "alpha"
@@ -43,9 +43,21 @@ def band_names(dataset: Any, colours: bool) -> list[str]:
         (description or colour.name).lower()
         for description, colour in zip(descriptions(dataset), dataset.colorinterp, strict=True)
     ]
-    if alpha:
-        names[alpha - 1] = ALPHA
+    marked = marked_alpha(dataset)
+    if marked:  # by its values it may be none
+        names[marked - 1] = ALPHA if alpha else "undefined"
     return names
+
+
+def alpha_of_shades(path: str, dataset: Any) -> list[str]:
+    """What to say of a band that is marked as alpha and is none."""
+    marked = marked_alpha(dataset)
+    if not marked or alpha_band(dataset):
+        return []
+    return [
+        f"band {marked} of {path} is marked as alpha but holds shades, as near infrared does: it is taken for a band "
+        "of the image, and hides nothing"
+    ]
 
 
 def choose_bands(path: str, names: list[str], model: SegmentationModel, wanted: Sequence[str] = ()) -> BandChoice:

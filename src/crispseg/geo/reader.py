@@ -18,9 +18,11 @@ from crispseg.geo.gdal import bounded_cache, quiet
 from crispseg.geo.grid import Grid
 from crispseg.geo.vrt import vrt_files
 from crispseg.predict.source import Pixels, Window, fill_gaps
+from crispseg.predict.values import some_windows
 from crispseg.reading import refuse_special
 
 _LARGEST_CACHE = 768 * 2**20
+_SHADES = 0.1  # the share of half-transparent pixels from which on alpha is not alpha
 
 
 class RasterSource:
@@ -170,8 +172,25 @@ def grid_of(dataset: Any) -> Grid:
 def alpha_band(dataset: Any) -> int:
     """The band that says where the image is opaque, from 1; 0 if there is none.
 
-    Files of four bytes per pixel are often marked as having alpha when they have near infrared; a name tells.
+    Files of four bytes per pixel are often marked as having alpha when they have near infrared. Alpha is nearly
+    everywhere nothing or all; a band of shades is a band of the image.
     """
+    band = marked_alpha(dataset)
+    if not band:
+        return 0
+    full = np.iinfo(dataset.dtypes[band - 1]).max if dataset.dtypes[band - 1] in ("uint8", "uint16") else 1
+    shades = seen = 0
+    for window in some_windows(dataset.height, dataset.width):
+        where = ((window.top, window.top + window.height), (window.left, window.left + window.width))
+        with explaining_damage(dataset.name, window):
+            values = dataset.read(band, window=where)
+        shades += int(((values > 0) & (values < full)).sum())
+        seen += values.size
+    return 0 if shades > _SHADES * seen else band
+
+
+def marked_alpha(dataset: Any) -> int:
+    """The band that the file says is alpha; a name such as nir says that it is not."""
     from rasterio.enums import ColorInterp
 
     for band, (kind, name) in enumerate(zip(dataset.colorinterp, descriptions(dataset), strict=True), 1):

@@ -8,11 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from crispseg.errors import UserError
-from crispseg.geo.bands import band_names, choose_bands
+from crispseg.geo.bands import alpha_of_shades, band_names, choose_bands
 from crispseg.geo.grid import Grid
 from crispseg.geo.reader import RasterSource, open_raster, palette, raster_files
 from crispseg.models.base import SegmentationModel
+from crispseg.predict import values
 from crispseg.predict.resample import ResampledSource
 from crispseg.predict.source import Source
 from crispseg.reading import list_folder
@@ -30,6 +33,7 @@ class Reading:
     resolution: float | str | None = None
     require_crs: bool = False
     drivers: tuple[str, ...] = ()  # of GDAL, allowed beside the usual ones
+    any_values: bool = False  # show the model pixels unlike those it was trained on, with a warning
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,11 +76,12 @@ def open_scene(path: str, model: SegmentationModel, reading: Reading) -> Scene:
         _refuse_unplaced(dataset, path)
         colours = palette(dataset) is not None and model.in_channels != 1
         chosen = choose_bands(path, band_names(dataset, colours), model, reading.bands)
+        warnings = [*chosen.warnings, *alpha_of_shades(path, dataset)]
     source = RasterSource(path, chosen.bands, fill, colours, reading.drivers)
     grid = source.grid
     if not grid.crs and reading.require_crs:
         raise UserError(f"{path} has no coordinate reference system; assign one, or drop --require-crs")
-    warnings = list(chosen.warnings)
+    warnings += _check_values(path, source, model, reading)
     warnings += [] if grid.crs else [f"{path} has no coordinate reference system: the map will have none"]
     resolution = _wanted_resolution(model, reading)
     if resolution is None:
@@ -94,6 +99,19 @@ def open_scene(path: str, model: SegmentationModel, reading: Reading) -> Scene:
         map_grid = grid
     told = f"{path}: {chosen.told()}; {source.dtype}, {_scale(grid, map_grid)}"
     return Scene(path, seen, map_grid, source.files, tuple(warnings), chosen.bands, told)
+
+
+def _check_values(path: str, source: RasterSource, model: SegmentationModel, reading: Reading) -> list[str]:
+    """Refuse pixels that are not of the kind the model was trained on."""
+    dtype = np.dtype(np.uint8 if source.expand_palette else source.dtype)
+    if not values.may_differ(model.info, dtype):
+        return []
+    pixels = [source.read(window) for window in values.some_windows(source.height, source.width)]
+    sample = np.concatenate([each.values[:, each.present] for each in pixels], axis=1)
+    reason = values.unfit(model.info, dtype, sample)
+    if reason and not reading.any_values:
+        raise values.refusal(path, reason)
+    return [f"{path} does not suit the model: {reason}; the map means little"] if reason else []
 
 
 def _scale(grid: Grid, map_grid: Grid) -> str:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from crispseg.normalisation import Normalisation
+
 if TYPE_CHECKING:
     from crispseg.fused.model import Fused
 
@@ -22,11 +24,16 @@ class ModelInfo:
     bands: tuple[str, ...] = ()
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+    dtype: str = ""  # of the raw pixels the model was trained on, e.g. uint8
     resolution: float | None = None  # metres per pixel the model was trained at
     training_data: str = ""
     licence: str = ""
     scores: dict[str, Any] = dataclasses.field(default_factory=dict)
     notes: str = ""
+
+    def normalisation(self, device: torch.device | str = "cpu") -> Normalisation:
+        """What makes raw pixels on a device into the network's input."""
+        return Normalisation(self.mean, self.std, device)
 
 
 class Output(NamedTuple):

@@ -66,9 +66,7 @@ class Evaluator:
         self.device = device
         self.views = views(tta)
         self.precision = precision
-        # (bands, 1, 1)
-        self.mean = torch.tensor(model.info.mean, dtype=torch.float32, device=device)[:, None, None]
-        self.std = torch.tensor(model.info.std, dtype=torch.float32, device=device)[:, None, None]
+        self.normalisation = model.info.normalisation(device)
 
     @torch.inference_mode()
     def __call__(self, tiles: Sequence[NDArray[Any]], filled_to: int = 0) -> Tensor:
@@ -92,7 +90,7 @@ class Evaluator:
         x = host.to(self.device, non_blocking=True).to(torch.float32)
         if len(x) < filled_to:
             x = torch.cat([x, x.new_zeros(filled_to - len(x), *x.shape[1:])])
-        return x.sub_(self.mean).div_(self.std)
+        return self.normalisation.apply_(x)
 
     def _probabilities(self, view: View, x: Tensor) -> Tensor:
         shown = view.show(x)
@@ -119,7 +117,8 @@ def check_card(model: SegmentationModel) -> None:
     if len(info.mean) != model.in_channels or len(info.std) != model.in_channels:
         raise UserError(
             f"model {model.name!r} takes {model.in_channels} bands but its card has {len(info.mean)} means and "
-            f"{len(info.std)} standard deviations; train or save it with both"
+            f"{len(info.std)} standard deviations, so nobody knows how to show it raw pixels; `crisp train` writes "
+            "both, and in Python model.info = ModelInfo(mean=..., std=...) does before model.save"
         )
     if any(not s > 0 for s in info.std):
         raise UserError(f"model {model.name!r} has a standard deviation that is not positive: {info.std}")

@@ -19,6 +19,7 @@ from crispseg.errors import UserError
 
 ONE_BITS = 8
 ONE = 2**ONE_BITS  # what the weights of one axis sum to
+SMALLEST_TILE = 32  # one pixel of the models' coarsest features: smaller tiles make maps that mean nothing
 _SHRUNK_MULTIPLE = 32  # tiles of scenes smaller than a tile end on the models' coarsest stride
 
 
@@ -86,6 +87,14 @@ def make_plan(height: int, width: int, tile: int, overlap: int | None = None) ->
     if not 0 <= overlap < tile:
         raise UserError(f"the overlap must be at least 0 and less than the tile size {tile}, not {overlap}")
     return Plan(make_axis(height, tile, overlap), make_axis(width, tile, overlap))
+
+
+def check_tile(tile: int) -> None:
+    """Refuse tiles in which a network sees nothing of what surrounds a pixel."""
+    if 0 < tile < SMALLEST_TILE:
+        raise UserError(
+            f"tiles of {tile} px are too small to see anything in; give at least {SMALLEST_TILE}, better 512 or more"
+        )
 
 
 def make_axis(length: int, tile: int, overlap: int) -> Axis:

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from crispseg.errors import UserError
 from crispseg.models.base import SegmentationModel
 from crispseg.models.folder import load
+from crispseg.predict import values
 from crispseg.predict.bands import Pace
 from crispseg.predict.engines import find_engine
 from crispseg.predict.evaluate import check_card
-from crispseg.predict.plan import make_plan
+from crispseg.predict.plan import check_tile, make_plan
 from crispseg.predict.products import Products
 from crispseg.predict.source import ArraySource, Source
 from crispseg.predict.work import Settings, Work
@@ -37,6 +38,7 @@ def segment(
     batch_size: int | None = None,
     workers: int | None = None,
     exact: bool = False,
+    any_values: bool = False,
 ) -> NDArray[np.uint8]:
     """The (H, W) class ids of an image, 255 where it has no data.
 
@@ -58,13 +60,16 @@ def segment(
         batch_size: Tiles evaluated together; None: as many as fit into memory.
         workers: Threads that read; None: chosen for the machine.
         exact: No tiles: the image is run as a whole, in bounded memory (CRISP and UPerNet on VSSD only).
+        any_values: Take pixels that cannot be of the kind the model was trained on (16 bit for an 8-bit model), which
+            are refused otherwise.
     """
     if isinstance(model, SegmentationModel):
         device = device or _device_of(model)
     else:
         model = load(model)
     check_card(model)
-    source = _source(image, model)
+    check_tile(tile)
+    source = _source(image, model, any_values)
     plan = make_plan(source.height, source.width, tile, overlap)
     settings = Settings(tile, overlap, tta, precision, device, exact)
     was_training = model.training
@@ -85,14 +90,22 @@ def _device_of(model: SegmentationModel) -> str:
     return "cpu" if parameter is None else str(parameter.device)
 
 
-def _source(image: Any, model: SegmentationModel) -> Source:
+def _source(image: Any, model: SegmentationModel, any_values: bool) -> Source:
     if isinstance(image, str | os.PathLike):
-        return _file_source(os.fspath(image), model)
+        return _file_source(os.fspath(image), model, any_values)
     if hasattr(image, "convert") and hasattr(image, "getbands"):
         return _picture_source(image, model)
     if not isinstance(image, np.ndarray):
         raise UserError(f"an image must be an array, a PIL image or a path, not {type(image).__name__}")
-    return ArraySource(np.ma.getdata(image), model.info.mean, _present(image))
+    source = ArraySource(np.ma.getdata(image), model.info.mean, _present(image))
+    if not any_values and values.may_differ(model.info, image.dtype):
+        windows = values.some_windows(source.height, source.width)
+        pixels = [source.read(window) for window in windows]
+        sample = np.concatenate([each.values[:, each.present] for each in pixels], axis=1)
+        reason = values.unfit(model.info, image.dtype, sample)
+        if reason:
+            raise values.refusal("the image", reason)
+    return source
 
 
 def _present(image: NDArray[Any]) -> NDArray[np.bool_] | None:
@@ -102,7 +115,7 @@ def _present(image: NDArray[Any]) -> NDArray[np.bool_] | None:
     return has_data if image.ndim == 2 else np.logical_or.reduce(has_data, axis=2)
 
 
-def _file_source(path: str, model: SegmentationModel) -> Source:
+def _file_source(path: str, model: SegmentationModel, any_values: bool) -> Source:
     try:
         importlib.import_module("rasterio")
     except ImportError:
@@ -114,7 +127,7 @@ def _file_source(path: str, model: SegmentationModel) -> Source:
             return _picture_source(picture, model)
     from crispseg.geo.scenes import Reading, open_scene
 
-    return open_scene(path, model, Reading()).source
+    return open_scene(path, model, Reading(any_values=any_values)).source
 
 
 def _picture_source(picture: Image.Image, model: SegmentationModel) -> Source:

@@ -12,6 +12,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from crispseg.errors import UserError
+from crispseg.normalisation import Normalisation
 from crispseg.ops.compile_ahead import compile_ahead
 from crispseg.pretrain.config import PretrainConfig
 from crispseg.pretrain.mixing import swapped
@@ -52,8 +53,7 @@ class PretrainStepper:
         self.optimizer = build_optimizer(network, config.optimizer, device)
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
         self.average = WeightAverage(network, config.ema) if config.ema else None
-        self.mean = torch.tensor(MEAN, device=device)[:, None, None]
-        self.std = torch.tensor(STD, device=device)[:, None, None]
+        self.normalisation = Normalisation(MEAN, STD, device)
         on_gpu = device.type == "cuda" and processes.count == 1 and config.precision != "fp16"
         self.graph_wanted = on_gpu and config.graph is not False
         self.graphed: GraphedPass | None = None
@@ -71,7 +71,7 @@ class PretrainStepper:
         return DistributedDataParallel(network, device_ids=ids, gradient_as_bucket_view=True)
 
     def normalised(self, images: Tensor) -> Tensor:
-        return ((images - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
+        return self.normalisation(images).contiguous(memory_format=torch.channels_last)
 
     def step(self, step: int, batch: Batch) -> dict[str, Tensor]:
         """Optimiser step number `step` (from 0); the loss's terms and `grad_norm`."""

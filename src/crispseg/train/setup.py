@@ -181,6 +181,7 @@ def build_model(config: TrainConfig, folder: Folder) -> SegmentationModel:
         bands=bands,
         mean=statistics.mean,
         std=statistics.std,
+        dtype=folder.dtype,
         resolution=protocol.resolution,
         training_data=described,
     )

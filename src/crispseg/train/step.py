@@ -101,8 +101,7 @@ class Stepper:
         self.lookahead = (
             Lookahead(model.parameters(), chosen.lookahead, chosen.lookahead_alpha) if chosen.lookahead else None
         )
-        self.mean = torch.tensor(model.info.mean, device=device)[:, None, None]
-        self.std = torch.tensor(model.info.std, device=device)[:, None, None]
+        self.normalisation = model.info.normalisation(device)
         self.graph_wanted = can_graph(config, processes)
         self.graphed: GraphedPass | None = None
         self.compiled = processes.count > 1  # each of several processes compiles what it needs when it needs it
@@ -127,7 +126,7 @@ class Stepper:
     def normalised(self, images: Tensor) -> Tensor:
         """Raw pixels on the device, as the network takes them."""
         images = images.to(self.processes.device, non_blocking=True)
-        return ((images - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
+        return self.normalisation(images).contiguous(memory_format=torch.channels_last)
 
     def step(self, step: int, parts: Sequence[Part]) -> dict[str, Tensor]:
         """Optimiser step number `step` (from 0); the loss terms of this process's parts and `grad_norm`."""

@@ -132,12 +132,11 @@ class _Assembler:
 def _reader(work: Work) -> Callable[[int, int], Tensor]:
     """Rows of the scene, normalised as the model's card says; where the scene has no data, the bands' means."""
     check_card(work.model)
-    info = work.model.info
-    mean, std = (torch.tensor(values, dtype=torch.float32)[:, None, None] for values in (info.mean, info.std))
+    normalisation = work.model.info.normalisation()
 
     def read(top: int, bottom: int) -> Tensor:
         values = work.source.read(Window(top, 0, bottom - top, work.source.width)).values
-        return (torch.from_numpy(np.ascontiguousarray(values)).float() - mean) / std
+        return normalisation(torch.from_numpy(np.ascontiguousarray(values)).float())
 
     return read
 

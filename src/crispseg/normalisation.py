@@ -1,0 +1,23 @@
+"""Raw pixels as a network takes them: less each band's mean, over its standard deviation. The one place for that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class Normalisation:
+    """Call it with raw pixels (..., bands, H, W) on its device; the means and spreads are copied there once."""
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float], device: torch.device | str = "cpu") -> None:
+        # (bands, 1, 1)
+        self.mean, self.std = (torch.tensor(v, dtype=torch.float32, device=device)[:, None, None] for v in (mean, std))
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        return (pixels - self.mean) / self.std
+
+    def apply_(self, pixels: Tensor) -> Tensor:
+        """The same in place, of float32 pixels."""
+        return pixels.sub_(self.mean).div_(self.std)

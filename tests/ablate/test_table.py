@@ -108,3 +108,10 @@ def test_two_tables_of_one_name_are_refused(tmp_path):
     table = Table("T", (Row("a"),), name="t")
     with pytest.raises(UserError, match="two tables are called 't'"):
         make_plan([table, table], [DataSet("d", {})], [], [0], tmp_path)
+
+
+def test_runs_are_scored_on_the_split_of_their_protocol(tmp_path):
+    table = Table("A table", (Row("one"),), name="a")
+    for protocol, score in (("potsdam/paper5", "protocol"), ("dubai/own5", "val")):
+        plan = make_plan([table], [DataSet(protocol, {"data": {"protocol": protocol}})], [], [0], tmp_path)
+        assert [run.config.score for run in plan.runs] == [score]

@@ -6,6 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -13,6 +14,7 @@ from PIL import Image
 
 import crispseg
 from crispseg.cli.train import split_words
+from crispseg.data.folder import open_folder
 from crispseg.errors import UserError
 from crispseg.models.backbone_folder import BackboneInfo, save_backbone
 from crispseg.models.vssd import create_backbone
@@ -262,3 +264,20 @@ def test_two_sets_train_together(folder, tmp_path):
     assert loop.resume(tmp_path / "run").finished
     with pytest.raises(UserError, match="class_weights does not go with"):
         config_from({**values, "loss": {"class_weights": [1, 1]}})
+
+
+def test_the_end_is_scored_on_the_protocols_split_if_asked(tmp_path):
+    folder = tiny.make_folder(tmp_path / "squares")
+    split = folder / "split.csv"
+    split.write_text(split.read_text().replace("scene3,train", "scene3,test"))
+    values = tiny.settings(folder, tmp_path / "run", schedule={"steps": 2}, score="protocol")
+    result = loop.train(config_from(values)).values
+    assert "test (1 tile)" in result["protocol"]
+    model, opened = crispseg.load(tmp_path / "run" / "best"), open_folder(folder)
+    (record,) = opened.records("test")
+    image, truth = opened.read_image(record), opened.read_mask(record, "full")
+    mean, std = (np.array(x) for x in (model.info.mean, model.info.std))
+    with torch.no_grad():
+        x = torch.from_numpy(((image - mean) / std).transpose(2, 0, 1)[None]).float()
+        found = model.eval()(x)[0].argmax(0).numpy()
+    assert result["best"]["OA"] == pytest.approx((found == truth)[truth != 255].mean(), abs=5e-3)

@@ -17,6 +17,7 @@ from crispseg.models.omp import OMPHead
 from crispseg.models.registry import create_model
 from crispseg.models.vssd import VSSD
 from crispseg.train.config import MACHINE_KEYS, ModelConfig, TrainConfig
+from crispseg.train.setup import SCRATCH, default_weights
 
 
 def describe(config: TrainConfig) -> dict[str, Any]:
@@ -27,6 +28,8 @@ def describe(config: TrainConfig) -> dict[str, Any]:
     del values["data"]["cache"]
     if config.data.protocol is not None:  # it names the images, wherever they lie
         del values["data"]["path"]
+    start = config.model.weights or default_weights(str(config.model.name), config.model.options)
+    values["model"]["weights"] = None if start == SCRATCH else start
     options = json.dumps(values["model"]["options"], sort_keys=True)
     values["model"]["options"] = json.loads(_full_options(str(config.model.name), options))
     return values

@@ -12,6 +12,7 @@ from crispseg import config as configs
 from crispseg.ablate.identity import describe, fingerprint
 from crispseg.ablate.table import Table, row_values
 from crispseg.configs import find_config, find_config_or_folder
+from crispseg.data.protocol import get_protocol
 from crispseg.errors import UserError
 from crispseg.train.config import TrainConfig, config_from
 from crispseg.train.run_folder import RESULT
@@ -91,8 +92,16 @@ def make_plan(
                 for row in table.rows:
                     place = Place(table.name, row.name, one.label, seed)
                     values = row_values(table, row, one.values)
-                    places[place] = _plan_run(place, config_from(values, [*words, f"seed={seed}"]), out)
+                    places[place] = _plan_run(place, _scored(config_from(values, [*words, f"seed={seed}"])), out)
     return Plan(tuple(tables), tuple(data), tuple(seeds), out, places)
+
+
+def _scored(config: TrainConfig) -> TrainConfig:
+    """Scored as the protocol says, once, at the end: its val may be a single tile that models are chosen on."""
+    protocol = config.data.protocol
+    if protocol is None or get_protocol(protocol).scored_split == "val":
+        return config
+    return dataclasses.replace(config, score="protocol")
 
 
 def _plan_run(place: Place, config: TrainConfig, out: Path) -> Run:

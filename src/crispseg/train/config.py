@@ -79,6 +79,7 @@ class TrainConfig:
     val_images: int | None = None  # validate on the first few only; none: all
     save_every: int = 200  # steps between checkpoints, beside those at validations
     log_every: int = 10  # steps between records of the loss
+    score: Literal["val", "protocol"] = "val"  # what the end is scored on: val, or the protocol's scoring split
     samples: int = 4  # validation images drawn as pictures
     track: str | None = None  # tensorboard, mlflow, wandb, several with commas, or "none"; none: tensorboard if there
     max_minutes: float | None = None  # stop then, as on SIGTERM: save, and say how to resume

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from crispseg import config as configs
+from crispseg.data.dataset import SegmentationDataset
 from crispseg.data.folder import Folder
 from crispseg.data.loader import make_loader
 from crispseg.data.shares import SplitShares
@@ -36,6 +37,7 @@ from crispseg.train.setup import (
     complete,
     open_data,
     read_labels,
+    scoring_set,
     training_set,
     validation_set,
 )
@@ -162,6 +164,7 @@ class Trainer:
         self.part_size = _part_size(config.batch_size, config.accumulate, processes.count)
         use_fast_kernels(processes.device)
         self.training, self.validation = training_set(config, folder), validation_set(config, folder)
+        self.scoring = scoring_set(config, folder)
         self.stepper = Stepper(build_model(config, folder), config, processes)
         self.watch = FiniteWatch(processes)
         self.trackers = [*trackers]  # beside those that the config names
@@ -264,8 +267,8 @@ class Trainer:
 
     def _validate(self) -> None:
         ended = self.done == self.steps
-        found = self._judge(boundaries=ended)
-        self.final = found.scores if ended else None
+        found = self._judge(self.validation, boundaries=ended)
+        self.final = found.scores if ended and self.scoring.split == "val" else None
         self.meter.write(self.done, flat_scores(found.scores, "val/"))
         self.meter.progress.score = found.scores["mIoU"]
         if self.processes.first:
@@ -275,7 +278,7 @@ class Trainer:
             # before last.pt: killed between the two, the resumed run comes by here again
             self._write(BEST)
 
-    def _judge(self, boundaries: bool) -> Validation:
+    def _judge(self, images: SegmentationDataset, boundaries: bool) -> Validation:
         """Scores of the weights as they are; of boundaries too, where there are labels for them."""
         labels = self.folder.protocol.boundary_labels
 
@@ -287,12 +290,12 @@ class Trainer:
         with self.stepper.final_weights():
             return validate(
                 network,
-                self.validation,
+                images,
                 self.processes,
                 batch=self.part_size,
                 images=self.config.val_images,
                 samples=self.config.samples,
-                boundaries=boundaries and all(labels in record.masks for record in self.validation.records),
+                boundaries=boundaries and all(labels in record.masks for record in images.records),
             )
 
     def save(self) -> None:
@@ -322,15 +325,16 @@ class Trainer:
     def _finish(self) -> dict[str, Any]:
         facts = {
             "model": self.config.model.name,
-            "protocol": run_folder.score_line(self.folder.protocol, self.config.val_images),
+            "protocol": run_folder.score_line(self.folder.protocol, self.config.val_images, self.scoring.split),
             "seed": self.config.seed,
             "steps": self.steps,
             "seconds": self._elapsed(),
         }
-        last = self.final or self._judge(boundaries=True).scores
-        return finish(
-            self.out, self.stepper, self.processes, lambda: self._judge(True).scores, last, facts, self.best["step"]
-        )
+
+        def score() -> Scores:
+            return self._judge(self.scoring, boundaries=True).scores
+
+        return finish(self.out, self.stepper, self.processes, score, self.final or score(), facts, self.best["step"])
 
     def _epoch(self) -> float:
         return round(self.done * self.batch_size / len(self.training), 3)

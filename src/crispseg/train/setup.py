@@ -167,6 +167,17 @@ def validation_set(config: TrainConfig, folder: Folder) -> SegmentationDataset:
     return SegmentationDataset(folder, "val", cache=config.data.cache)
 
 
+def scoring_split(config: TrainConfig, folder: Folder) -> str:
+    """The split that the run's last scores are made on."""
+    return folder.protocol.scored_split if config.score == "protocol" else "val"
+
+
+def scoring_set(config: TrainConfig, folder: Folder) -> SegmentationDataset:
+    split = scoring_split(config, folder)
+    folder.records(split)  # refused before the training, not after it
+    return SegmentationDataset(folder, split, cache=config.data.cache)
+
+
 def build_model(config: TrainConfig, folder: Folder) -> SegmentationModel:
     """The model with fresh weights (or those of `model.weights`) and its card, but for the scores."""
     assert config.model.name is not None

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import pytest
@@ -45,7 +46,7 @@ def test_scores_differences_and_the_paper(tmp_path):
     assert "|  | runs | mIoU | mF1 | BF@3px | paper's mIoU |" in text
     assert "| a | 2 | 60.00 ± 14.14 | 70.00 ± 14.14 | 50.00 ± 0.00 | 87.3 |" in text
     assert "| difference | to | mIoU | BF@3px | pairs |" in text
-    assert "| b | a | +2.00 ± 1.00 | +0.00 ± 0.00 | 2 |" in text
+    assert "| b | a | +2.00 ± 1.00 [-10.71, +14.71] | +0.00 ± 0.00 [+0.00, +0.00] | 2 |" in text
     assert "p #1" in text and "7 steps" in text and "Missing" not in text
     assert (tmp_path / "t.md").read_text() == text
     row = json.loads((tmp_path / "t.json").read_text())["rows"][1]
@@ -54,6 +55,7 @@ def test_scores_differences_and_the_paper(tmp_path):
         "error": pytest.approx(1),
         "pairs": 2,
         "clear": False,
+        "interval": [pytest.approx(-10.7062, abs=1e-3), pytest.approx(14.7062, abs=1e-3)],  # t of one degree: 12.7062
     }
     assert row["scores"]["d"]["mIoU"]["values"] == [51, 73]
 
@@ -75,7 +77,16 @@ def test_several_data_sets_are_columns_and_are_pooled(tmp_path):
     text = report(TABLE, plan, store, None)
     assert "|  | d: runs | d: mIoU | d: mF1 | d: BF@3px | e: runs |" in text
     # differences 2, 2, 4 and 4: mean 3, variance 4 / 3, standard error sqrt(4 / 3 / 4)
-    assert "| +3.00 ± 0.58 * | +0.00 ± 0.00 | 4 |" in text
+    assert "| +3.00 ± 0.58 [+1.16, +4.84] * | +0.00 ± 0.00 [+0.00, +0.00] | 4 |" in text
+
+
+def test_a_table_may_ask_for_other_scores(tmp_path):
+    table = dataclasses.replace(TABLE, scores=("BF@3px", "mIoU"))
+    values = {(row, "d", seed): result(0.5 + 0.1 * (row == "b")) for row in "ab" for seed in (0, 1)}
+    plan, store = make(tmp_path, ["d"], values)
+    text = report(table, plan, store, None)
+    assert "|  | runs | BF@3px | mIoU | paper's mIoU |" in text
+    assert "| difference | to | BF@3px | mIoU | pairs |" in text
 
 
 def test_what_is_missing_is_said(tmp_path):

@@ -31,7 +31,7 @@ def test_found_by_name_last_part_and_path(tmp_path):
     [
         (find_config, "potsdamm", "unknown config 'potsdamm'; did you mean 'potsdam'?"),
         (find_config, "dco", "unknown config 'dco'; known: ablation_dubai, "),
-        (find_table, "potsdam", "unknown table 'potsdam'; known: claim, "),
+        (find_table, "potsdam", "unknown table 'potsdam'; known: boundary, claim, "),
         (find_config, "configs/potsdam.yaml", "no config file configs/potsdam.yaml; .* is called potsdam"),
         (find_config, "nothere.yaml", "no config file nothere.yaml$"),
         (find_config_or_folder, "no/such/folder", "no folder no/such/folder, nor a config"),

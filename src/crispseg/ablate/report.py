@@ -10,7 +10,7 @@ from typing import Any
 from crispseg import config as configs
 from crispseg.ablate import plot, speed
 from crispseg.ablate.plan import Place, Plan, slug
-from crispseg.ablate.statistics import BEST, COLUMNS, COMPARED, Column, Difference, Result, Summary, paired, summarise
+from crispseg.ablate.statistics import BEST, Column, Difference, Result, Summary, columns, compared, paired, summarise
 from crispseg.ablate.store import Store
 from crispseg.ablate.table import Row, Table
 from crispseg.bench import Result as Timings
@@ -37,7 +37,11 @@ class Found:
     def columns(self) -> list[Column]:
         """Without that of selected weights where selecting made no difference."""
         selected = any(result["best"] != result["last"] for result in self.results.values())
-        return [column for column in COLUMNS if selected or column is not BEST]
+        return [*columns(self.table.scores), *([BEST] if selected and "mIoU" in self.table.scores else [])]
+
+    @property
+    def compared(self) -> tuple[Column, ...]:
+        return compared(self.table.scores)
 
     def of(self, row: Row, labels: Sequence[str]) -> dict[tuple[str, int], Result]:
         """The row's results, by data set and seed."""
@@ -57,7 +61,7 @@ class Found:
             return {}
         groups = {label: [label] for label in self.labels} | ({_BOTH: self.labels} if len(self.labels) > 1 else {})
         return {
-            name: {c.heading: paired(self.of(row, labels), self.of(opponent, labels), c) for c in COMPARED}
+            name: {c.heading: paired(self.of(row, labels), self.of(opponent, labels), c) for c in self.compared}
             for name, labels in groups.items()
         }
 
@@ -102,7 +106,7 @@ def _draw(found: Found, timings: Timings) -> list[str]:
         points = []
         for row in found.table.rows:
             word = speed.model_word(found.table, row)
-            score = found.summary(row, label, COLUMNS[0])
+            score = found.summary(row, label, found.columns[0])
             if word in latency and score.mean is not None:
                 points.append(plot.Point(row.name, latency[word], score.mean, score.spread, word.startswith("crisp_")))
         name = f"{found.table.name}-{slug(label)}.png"
@@ -199,7 +203,7 @@ def _differences(found: Found) -> list[str]:
         return []
     headings = ["difference", "to"]
     for group in groups:
-        headings += [_of(found, column.heading, group) for column in COMPARED] + [_of(found, "pairs", group)]
+        headings += [_of(found, column.heading, group) for column in found.compared] + [_of(found, "pairs", group)]
     lines = [_line(headings), _line(["---"] * len(headings))]
     for row in found.table.rows:
         opponent, own = found.table.opponent(row), differing[row.name]
@@ -207,8 +211,8 @@ def _differences(found: Found) -> list[str]:
             continue
         cells = [row.name, opponent.name]
         for group in groups:
-            cells += [_signed(own[group][column.heading], column) for column in COMPARED]
-            cells += [str(own[group][COMPARED[0].heading].pairs)]
+            cells += [_signed(own[group][column.heading], column) for column in found.compared]
+            cells += [str(own[group][found.compared[0].heading].pairs)]
         lines.append(_line(cells))
     return lines
 
@@ -221,8 +225,8 @@ def _facts(found: Found) -> list[str]:
     lines += [
         "",
         f"{steps} steps. Scores: mean ± standard deviation over seeds, of the weights as training ended.",
-        "Differences: mean ± standard error over pairs of runs with the same seed and data; * where zero lies outside",
-        "the 95 % interval of Student's t, which chance alone makes of one in twenty. Without * it is within noise.",
+        "Differences: mean ± standard error over pairs of runs with the same seed and data, and the 95 % interval of",
+        "Student's t; * where zero lies outside of it, which chance alone makes of one in twenty.",
     ]
     if BEST in found.columns:
         lines.append("Best mIoU is of the weights selected on the images it is scored on.")
@@ -244,7 +248,9 @@ def _signed(difference: Difference, column: Column) -> str:
     if difference.mean is None:
         return "-"
     error = "" if difference.error is None else f" ± {difference.error:.{column.digits}f}"
-    return f"{difference.mean:+.{column.digits}f}{error}{' *' if difference.clear else ''}"
+    bounds = [f"{bound:+.{column.digits}f}" for bound in difference.interval or ()]
+    interval = f" [{', '.join(bounds)}]" if bounds else ""
+    return f"{difference.mean:+.{column.digits}f}{error}{interval}{' *' if difference.clear else ''}"
 
 
 def _line(cells: Sequence[str]) -> str:

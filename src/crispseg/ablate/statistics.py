@@ -28,8 +28,16 @@ class Column:
 
 MIOU, BF = Column("mIoU", "last", "mIoU"), Column("BF@3px", "last", "BF@3px")
 BEST = Column("best mIoU", "best", "mIoU")
-COLUMNS = (MIOU, Column("mF1", "last", "mF1"), BF, BEST)
-COMPARED = (MIOU, BF)
+
+
+def columns(scores: Sequence[str]) -> tuple[Column, ...]:
+    """Of the weights as training ended."""
+    return tuple(Column(score, "last", score) for score in scores)
+
+
+def compared(scores: Sequence[str]) -> tuple[Column, ...]:
+    """What differences are shown of: mIoU and BF where mIoU is the first of the scores, else all of these."""
+    return tuple(c for c in columns(scores) if scores[0] != MIOU.score or c in (MIOU, BF))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +54,8 @@ class Difference:
     mean: float | None
     error: float | None  # standard error of the mean, of two or more
     pairs: int
-    clear: bool  # zero lies outside the 95 % interval of Student's t
+    clear: bool  # zero lies outside the interval
+    interval: tuple[float, float] | None = None  # 95 %, by Student's t
 
 
 def summarise(results: Sequence[Result], column: Column) -> Summary:
@@ -66,7 +75,8 @@ def paired(own: Mapping[Pair, Result], other: Mapping[Pair, Result], column: Col
         return Difference(differences[0] if differences else None, None, len(differences), False)
     mean, count = statistics.fmean(differences), len(differences)
     error = statistics.stdev(differences) / math.sqrt(count)
-    return Difference(mean, error, count, abs(mean) > _students_t(count - 1) * error)
+    reach = _students_t(count - 1) * error
+    return Difference(mean, error, count, abs(mean) > reach, (mean - reach, mean + reach))
 
 
 def _students_t(freedom: int) -> float:

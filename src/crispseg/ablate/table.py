@@ -41,6 +41,7 @@ class Table:
     size: str = "tiny"  # what {size} stands for in the names of models
     set: dict[str, Any] = dataclasses.field(default_factory=dict)  # common to all rows
     baseline: str | None = None  # the row the others are compared with; none: the first
+    scores: tuple[str, ...] = ("mIoU", "mF1", "BF@3px")  # what is shown, by the names in result.json
     bench: Speed | None = None
     notes: str = ""
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 _TRIAL_STEPS, _TRIAL_LOG = 60, 5
-_SIZES, _SHARES = (64, 96, 128), (0.6, 0.2, 0.2)
+_SIZES, _SHARES = (64, 128), (0.65, 0.35)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

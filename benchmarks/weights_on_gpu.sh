@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # Everything the shipped weights need a CUDA device for, in minutes; data (tools/pack_data.py) lies in DATA:
 #
-#   benchmarks/weights_on_gpu.sh DATA WORK OUT share pretrain store bars aerial long
+#   benchmarks/weights_on_gpu.sh DATA WORK OUT share pretrain store tune long
 #
 # share      lets processes share the GPU at once (CUDA MPS), where that works
 # pretrain   vssd_nano and vssd_tiny side by side, PRETRAIN_MINUTES (4.2) and a trial before; teacher's package in DATA/packages
 # store      both in half precision, in parts of 15 MiB, to OUT
-# bars       fine-tuned beside scratch on all sets, three seeds, BARS_MINUTES (5), with aerial in the background
+# bars       fine-tuned beside scratch on all sets, three seeds, BARS_MINUTES (5)
 # aerial     crisp_nano_aerial and crisp_tiny_aerial from the new backbones, to OUT
+# tune       bars and aerial side by side
 # long       scratch for 3,000 steps beside 750 fine-tuned ones, LONG_MINUTES (3)
 # Steps can be left out; WORK keeps what they leave for each other.
 set -uo pipefail
@@ -65,6 +66,12 @@ run_aerial() {
         "aerial_$size/metrics.jsonl" "aerial_$size/protocol.json" "aerial_$size/environment.json" |
       split -b 15728640 -d - "$OUT/aerial_$size.tar."
   done
+}
+
+run_tune() {
+  run_aerial &
+  run_bars
+  wait
 }
 
 for step in "$@"; do

@@ -71,9 +71,11 @@ def _judge(event: str, args: tuple[object, ...]) -> None:
         writes = bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC))
         _require(event, args[0], inside, () if writes else _READABLE)
     elif event in _CHANGES:
-        for path in args[:2]:
-            if isinstance(path, str | bytes | os.PathLike):
-                _require(event, path, inside, ())
+        paths = [os.fsdecode(path) for path in args[:2] if isinstance(path, str | bytes | os.PathLike)]
+        folders = [folder for folder in args[len(paths) :] if isinstance(folder, int)][-len(paths) :]
+        for path, folder in zip(paths, folders, strict=False):
+            base = f"/proc/self/fd/{folder}" if folder >= 0 else ""  # some name a file within an opened folder
+            _require(event, os.path.join(base, path), inside, ())
 
 
 def _require(event: str, path: str | bytes | os.PathLike[str], inside: str, more: tuple[str, ...]) -> None:

@@ -32,7 +32,7 @@ def _save_backbone(folder: Path) -> None:
     from crispseg.models.vssd import create_backbone
 
     info = BackboneInfo((1.0, 2.0, 3.0), (1.0, 1.0, 1.0), "photos", scores={"a": 0.5})
-    save_backbone(create_backbone("vssd_nano", **_BACKBONE), folder / "model", "vssd_nano", _BACKBONE, info)
+    save_backbone(create_backbone("vssd_nano", **_BACKBONE), folder / "model", "vssd_nano", info)
 
 
 def targets() -> list[Target]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ from tests.train import tiny
 
 from campaigns.fuzz.targets.base import Target
 from campaigns.fuzz.targets.models import small_model
+
+_RUN = ("run/last.pt", "run/last.pt", "run/config.yaml", "run/protocol.json")
 
 
 def targets() -> list[Target]:
@@ -38,7 +42,13 @@ def targets() -> list[Target]:
     return [
         Target("finished run", finished, ("result.json", "metrics.jsonl", "results.json"), read_all),
         Target("bench result", _bench, ("r.json",), lambda folder: read_bench(folder / "r.json"), share=1),
-        Target("stopped run", _stopped, ("run/last.pt", "run/last.pt", "run/config.yaml"), _take_up, share=1),
+        Target(
+            "stopped run",
+            _stopped,
+            ("run/last.pt", "run/last.pt", "run/config.yaml", "run/protocol.json"),
+            _take_up,
+            share=1,
+        ),
         Target("run to score", _run_to_score, ("run/protocol.json", "run/config.yaml"), _open_run, share=1),
     ]
 
@@ -52,47 +62,38 @@ def _bench(folder: Path) -> None:
 
 
 def _stopped(folder: Path) -> None:
-    """A run's folder with a checkpoint, as after Ctrl-C."""
-    from crispseg.train.checkpoint import save_checkpoint
-    from crispseg.train.config import config_from, write_config
+    """A run's folder as after Ctrl-C."""
+    from crispseg.train import loop
+    from crispseg.train.config import config_from
 
     tiny.make_folder(folder / "data", count=3, size=32)
     config = config_from(tiny.settings(folder / "data", folder / "run", ema=0.9))
-    (folder / "run").mkdir()
-    trainer = _trainer(config)
-    write_config(trainer.config, folder / "run" / "config.yaml")
-    best, meter = {"step": 2, "mIoU": 0.5}, {"sums": {"loss": 1.0}, "steps": 2}
-    facts = {"step": 3, "meter": meter, "best": best, "seconds": 1.0, "protocol": trainer.folder.protocol.hash}
-    save_checkpoint(folder / "run" / "last.pt", {**facts, **trainer.stepper.state_dict()})
-
-
-def _trainer(config: Any) -> Any:
-    import torch
-
-    from crispseg.train.distributed import Processes
-    from crispseg.train.loop import Trainer
-    from crispseg.train.setup import complete, open_data
-    from crispseg.train.watch import StopRequest
-
-    folder = open_data(config)
-    return Trainer(complete(config, folder, "cpu"), folder, Processes(torch.device("cpu")), StopRequest())
+    with _replaced(loop.Trainer, "asked_to_stop", lambda trainer: True):
+        loop.train(config)
 
 
 def _take_up(folder: Path) -> None:
-    """As `resume` does, up to the first step."""
+    """`crisp train --resume`, up to the first step."""
     from crispseg.errors import UserError
-    from crispseg.train.checkpoint import State, load_checkpoint
+    from crispseg.train import loop
     from crispseg.train.config import train_config
 
-    state = load_checkpoint(folder / "run" / "last.pt", State)
     config = train_config(folder / "run" / "config.yaml")
-    if (
-        Path(config.data.path) != (folder / "data").resolve()
-        or (config.crop or 0) > 64
-        or (config.batch_size or 0) > 64
-    ):
+    large = (config.crop or 0) > 64 or (config.batch_size or 0) > 64
+    if large or Path(config.data.path) != (folder / "data").resolve():
         raise UserError("another data folder, or work of minutes")
-    _trainer(config).load(state)
+    with _replaced(loop, "run_trainers", lambda trainers, outs, quiet: [loop.Result(outs[0])]):
+        loop.resume(folder / "run")
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, stand_in: Any) -> Iterator[None]:
+    kept = getattr(owner, name)
+    setattr(owner, name, stand_in)
+    try:
+        yield
+    finally:
+        setattr(owner, name, kept)
 
 
 def _run_to_score(folder: Path) -> None:
@@ -101,7 +102,8 @@ def _run_to_score(folder: Path) -> None:
     fake_own(folder / "data", images=2, size=(16, 24))
     (folder / "run").mkdir()
     (folder / "run" / "config.yaml").write_text(yaml.safe_dump({"data": {"path": str(folder / "data"), "split": None}}))
-    (folder / "run" / "protocol.json").write_text(json.dumps({"dataset": "data", "train": ["site0"], "hash": "x"}))
+    protocol = {"dataset": "data", "name": "data/own3", "train": ["site0_part0"], "val": ["site0_part1"], "hash": "x"}
+    (folder / "run" / "protocol.json").write_text(json.dumps(protocol))
 
 
 def _open_run(folder: Path) -> None:

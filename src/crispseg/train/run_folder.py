@@ -21,7 +21,7 @@ from crispseg.data.protocol import SPLITS, Protocol, list_protocols
 from crispseg.errors import UserError
 from crispseg.files import replacing, write_json
 from crispseg.reading import read_json
-from crispseg.train.config import TrainConfig, write_config
+from crispseg.train.config import TrainConfig, train_config, write_config
 from crispseg.train.distributed import Processes
 from crispseg.train.validate import Shown
 
@@ -100,13 +100,22 @@ def recorded_split(run: Path) -> dict[str, str] | None:
     """The split that was made of somebody's own images when the run began; None where a split.csv or a protocol of the
     data set says it, or where parts of one image are the split."""
     path = run / PROTOCOL
-    if not path.exists() or (Path(configs.read_yaml(run / CONFIG)["data"]["path"]) / "split.csv").exists():
+    if not path.exists() or (Path(train_config(run / CONFIG).data.path) / "split.csv").exists():
         return None
-    protocol = read_json(path)
-    names = {split: protocol.get(split) or [] for split in SPLITS}
+    protocol: dict[str, Any] = configs.checked(_Recorded, read_json(path), str(path))
+    names: dict[str, list[str]] = {split: protocol.get(split) or [] for split in SPLITS}
     if protocol.get("name") in list_protocols() or any(_PART.search(name) for each in names.values() for name in each):
         return None
     return {name: split for split, each in names.items() for name in each}
+
+
+class _Recorded(TypedDict, total=False):
+    """Of protocol.json, what is asked for here."""
+
+    name: str
+    train: list[str]
+    val: list[str]
+    test: list[str]
 
 
 _PART = re.compile(r"_(rows|columns)\d+-\d+$")

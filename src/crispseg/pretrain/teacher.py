@@ -82,6 +82,9 @@ def _standardised(x: Tensor, eps: float = 1e-5) -> Tensor:
     return (x - mean) * torch.rsqrt(variance + eps)
 
 
+_KEPT_STAGES = (2, 4, 6)  # the last ones at strides 8, 16 and 32
+
+
 class _Lite(nn.Module):
     """EfficientNet-Lite's maps at strides 8, 16 and 32, and its 1,000 ImageNet logits."""
 
@@ -97,8 +100,13 @@ class _Lite(nn.Module):
         self.register_buffer("shift", shift[:, None, None], persistent=False)
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        final, maps = self.network.forward_intermediates(images * self.scale + self.shift, indices=(2, 3, 4))
-        return [*maps, self.network.forward_head(final)]
+        x = self.network.bn1(self.network.conv_stem(images * self.scale + self.shift))
+        maps = []
+        for number, stage in enumerate(self.network.blocks):
+            x = stage(x)
+            if number in _KEPT_STAGES:
+                maps.append(x)
+        return [*maps, self.network.forward_head(self.network.bn2(self.network.conv_head(x)))]
 
 
 def efficientnet_lite0() -> nn.Module:

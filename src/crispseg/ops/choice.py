@@ -7,16 +7,30 @@ import functools
 import importlib.util
 import os
 from collections.abc import Iterator
+from importlib import metadata
 
 import torch
 from torch import version
 
 ENVIRONMENT_VARIABLE = "CRISPSEG_OPS_BACKEND"
 
-# Triton's kernels need torch built for CUDA, or its interpreter.
-HAS_TRITON = importlib.util.find_spec("triton") is not None and (
-    version.cuda is not None or os.environ.get("TRITON_INTERPRET") == "1"
-)
+OLDEST_TRITON = (3, 6)  # programmatic dependent launch; older ones do not even import the kernels
+
+
+def _has_triton() -> bool:
+    """The kernels need torch built for CUDA, or Triton's interpreter, and a Triton that knows what they use."""
+    if version.cuda is None and os.environ.get("TRITON_INTERPRET") != "1":
+        return False
+    if importlib.util.find_spec("triton") is None:
+        return False
+    try:
+        release = metadata.version("triton").split(".")
+    except metadata.PackageNotFoundError:  # under another name: somebody's own build
+        return True
+    return (int(release[0]), int(release[1])) >= OLDEST_TRITON
+
+
+HAS_TRITON = _has_triton()
 
 
 def kernels_wanted() -> bool:

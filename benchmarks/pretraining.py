@@ -2,6 +2,7 @@
 
   python benchmarks/pretraining.py DATA OUT --minutes 4.5 vssd_nano vssd_tiny
   python benchmarks/pretraining.py DATA OUT --minutes 4.5 vssd_nano vssd_tiny --words ema=0.998 teacher.weight=2
+  python benchmarks/pretraining.py DATA OUT --minutes 4.5 vssd_nano vssd_nano+model.options.fusion=selective
 
 First a short trial of each, side by side too, compiles the kernels and measures the speed at every size; then the runs
 themselves: OUT/NAME, with the backbone in OUT/NAME/backbone. OUT/pretraining.json has speeds, steps and scores.
@@ -28,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path, help="holds the sets of the config")
     parser.add_argument("out", type=Path)
-    parser.add_argument("models", nargs="+")
+    parser.add_argument("models", nargs="+", metavar="MODEL[+key=value]")
     parser.add_argument("--config", default="taught")
     parser.add_argument("--minutes", type=float, default=4.5, help="of the runs themselves (%(default)s)")
     parser.add_argument("--batch", type=int, default=1024)
@@ -61,8 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def common_words(args: argparse.Namespace, name: str) -> list[str]:
     sizes, shares = json.dumps(list(args.sizes)), json.dumps(list(args.shares))
-    words = [args.config, f"data={args.data}", f"model={name}", f"batch_size={args.batch}", f"sizes={sizes}"]
-    return [*words, f"size_shares={shares}", f"cache={args.out / 'cache'}", *args.words]
+    model, *own = name.split("+")
+    words = [args.config, f"data={args.data}", f"model={model}", f"batch_size={args.batch}", f"sizes={sizes}"]
+    return [*words, f"size_shares={shares}", f"cache={args.out / 'cache'}", *args.words, *own]
 
 
 def trial_words(args: argparse.Namespace, name: str) -> list[str]:

@@ -4,7 +4,7 @@
 #   benchmarks/weights_on_gpu.sh DATA WORK OUT share pretrain store tune long
 #
 # share      lets processes share the GPU at once (CUDA MPS), where that works
-# pretrain   vssd_nano and vssd_tiny side by side, PRETRAIN_MINUTES (4.2) and a trial before; teacher's package in DATA/packages
+# pretrain   vssd_nano and vssd_tiny (and ALSO, to compare with) side by side, PRETRAIN_MINUTES (4.2) and a trial before; teacher's package in DATA/packages
 # store      both in half precision, in parts of 15 MiB, to OUT
 # bars       fine-tuned beside scratch on all sets, three seeds, BARS_MINUTES (5)
 # aerial     crisp_nano_aerial and crisp_tiny_aerial from the new backbones, to OUT
@@ -26,7 +26,7 @@ run_share() {
     echo quit | nvidia-cuda-mps-control
 }
 run_pretrain() {
-  "$PYTHON" benchmarks/pretraining.py "$DATA" "$WORK/pretrained" $MODELS --minutes "${PRETRAIN_MINUTES:-4.2}" \
+  "$PYTHON" benchmarks/pretraining.py "$DATA" "$WORK/pretrained" $MODELS ${ALSO:-} --minutes "${PRETRAIN_MINUTES:-4.2}" \
     --words ema=0.998 ${PRETRAIN_WORDS:-}
   cp "$WORK/pretrained/pretraining.json" "$OUT"
   tail -n 3 "$WORK"/pretrained/*.log

@@ -1,8 +1,11 @@
 """Bands over Ray: the same bytes as one process, also when workers die."""
 
 import contextlib
+import importlib.util
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,17 +24,25 @@ REQUEST = Request(Settings(32, 8), maps=MapChoice(confidence=True))
 
 @pytest.fixture(scope="module")
 def ray():
-    ray = pytest.importorskip("ray")
-    root = str(Path(__file__).parents[2])
-    ray.init(
-        num_cpus=2,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level="ERROR",
-        runtime_env={"env_vars": {"PYTHONPATH": root}},
-    )
-    yield ray
-    ray.shutdown()
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("Ray is not installed")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+            patch.delenv(name, raising=False)
+        patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+        cluster.lock_up()
+        import ray
+
+        root = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+        ray.init(
+            "local",
+            num_cpus=2,
+            include_dashboard=False,
+            runtime_env={"env_vars": {"PYTHONPATH": root}},
+            **cluster.QUIETLY,
+        )
+        yield ray
+        ray.shutdown()
 
 
 class Mortal(StandIn):
@@ -78,6 +89,34 @@ def test_a_users_mistake_on_a_worker_is_told_like_one_here(ray, scene, tmp_path)
     report = predict_scenes([scene], str(tmp_path / "map.tif"), Broken(), REQUEST, engine="ray")
     assert report.failures[0][1].startswith("model 'stand_in' returned (1, 3, 32, 32)")
     assert not list(tmp_path.glob("*map*"))
+
+
+def test_nobody_else_may_join_and_nobody_outside_may_knock(ray):
+    """A second process without the token runs no code; no port is open to other machines."""
+    address = ray.get_runtime_context().gcs_address
+    code = f"""
+import ray
+ray.init({address!r}, log_to_driver=False)
+print("ran", ray.get(ray.remote(lambda: 42).remote(), timeout=20))
+"""
+    bare = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+    done = subprocess.run([sys.executable, "-c", code], env=bare, capture_output=True, text=True, timeout=90)
+    assert done.returncode != 0 and "ran" not in done.stdout
+    assert "token" in done.stderr
+    psutil = pytest.importorskip("psutil")
+    processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    ports = [c.laddr for p in processes for c in p.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+    assert len(ports) > 3
+    assert not [port for port in ports if port.ip not in ("127.0.0.1", "::1", "::ffff:127.0.0.1")]
+
+
+def test_what_the_user_has_set_stays(monkeypatch):
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "1")
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    cluster.lock_up()
+    assert os.environ["RAY_AUTH_MODE"] == "disabled" and "RAY_AUTH_TOKEN" not in os.environ
+    assert os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "1"
 
 
 def test_runs_are_cut_evenly():

@@ -2,11 +2,16 @@
 
 A task goes through the strips that overlap its first one again, as a resumed run does, so no sums travel: only
 finished bands come back, compressed. The scene's file must be readable on every machine under the same name.
+
+Whoever may talk to a Ray cluster may run code on it. One that is started here listens on this machine only and lets in
+nobody without a token that is made for it; a cluster that RAY_ADDRESS names is asked for what its owner has set up.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import secrets
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -17,12 +22,29 @@ from crispseg.predict.work import Work
 
 _TASKS_PER_WORKER = 2  # fewer repeat less of the overlap, more even out the ends
 _RETRIES = 5
+QUIETLY: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+
+
+def lock_up() -> None:
+    """For a cluster that this process is going to start: a token of its own, and loopback where Ray is not loaded yet.
+
+    Nothing is changed that the user has set. Ray reads all of it from the environment, also in the workers.
+    """
+    if "RAY_AUTH_MODE" not in os.environ:
+        os.environ["RAY_AUTH_MODE"] = "token"
+        if "RAY_AUTH_TOKEN" not in os.environ and "RAY_AUTH_TOKEN_PATH" not in os.environ:
+            os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    # Ray's switch for machines that are no part of a cluster: its own address is then 127.0.0.1, the only one it hears
+    os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 
 
 class RayEngine:
     """Uses the cluster that RAY_ADDRESS names, or starts one on this machine."""
 
     def __init__(self) -> None:
+        address = os.environ.get("RAY_ADDRESS")
+        if not address:
+            lock_up()
         try:
             import ray
         except ImportError as error:
@@ -30,7 +52,14 @@ class RayEngine:
         self.ray: Any = ray
         self.started = not ray.is_initialized()
         if self.started:
-            ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+            try:
+                ray.init(address or "local", include_dashboard=None if address else False, **QUIETLY)
+            except (ConnectionError, ray.exceptions.RayError) as error:
+                reason = str(error).strip().splitlines()[0]
+                raise UserError(
+                    f"cannot join the Ray cluster {address or 'on this machine'}: {reason}; is it there, and is its "
+                    "token in RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH?"
+                ) from error
 
     def bands(self, work: Work, runs: list[range], on_tile: Callable[[], None]) -> Generator[Band]:
         gpus = self._gpus(work)

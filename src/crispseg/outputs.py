@@ -13,7 +13,7 @@ import re
 import shutil
 import stat
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from crispseg.errors import UserError, unknown
@@ -29,8 +29,17 @@ def there(path: str | os.PathLike[str]) -> bool:
     return os.path.lexists(path)
 
 
-def check_existing(paths: Iterable[Path], existing: str, minor: Iterable[Path] = ()) -> bool:
-    """Whether to go on. Refuses what is there, or says to skip when all is there (but what is `minor`)."""
+def check_existing(
+    paths: Iterable[Path],
+    existing: str,
+    minor: Iterable[Path] = (),
+    there: Callable[[Path], bool] = there,
+    name: Callable[[Path], str] = str,
+) -> bool:
+    """Whether to go on. Refuses what is there, or says to skip when all is there (but what is `minor`).
+
+    For outputs that go elsewhere, `there` and `name` tell what is there, and what it is called.
+    """
     if existing not in EXISTING:
         raise unknown("way to treat existing files", existing, EXISTING)
     paths = list(paths)
@@ -40,11 +49,11 @@ def check_existing(paths: Iterable[Path], existing: str, minor: Iterable[Path] =
             if path.is_dir():
                 raise UserError(f"{path} is a folder; choose another output")
         return True
-    names = " and ".join(map(str, found))
+    names = " and ".join(map(name, found))
     verb = "are" if len(found) > 1 else "is"
     if existing == "refuse":
         raise UserError(f"{names} {verb} there already; remove, or say --existing replace")
-    missing = [str(path) for path in paths if not there(path) and path not in set(minor)]
+    missing = [name(path) for path in paths if not there(path) and path not in set(minor)]
     if missing:
         lacking = " and ".join(missing)
         raise UserError(f"{names} {verb} there already, but not {lacking}; remove, or say --existing replace")

@@ -26,8 +26,19 @@ _LITTLE = 128  # px
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("scenes", nargs="+", metavar="SCENE", help="rasters, VRTs or folders of rasters")
-    parser.add_argument("-o", "--output", required=True, metavar="OUT", help="a .tif for one scene, else a folder")
+    parser.add_argument(
+        "scenes",
+        nargs="+",
+        metavar="SCENE",
+        help="rasters, VRTs, folders; s3://, gs://, az://, https://",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        required=True,
+        metavar="OUT",
+        help="a .tif for one scene, else a folder; or s3://...",
+    )
     parser.add_argument("-m", "--model", help="a saved model's folder, or a shipped model's name")
     parser.add_argument("--dry-run", action="store_true", help="only say how many tiles, how much memory and time")
     add_existing(parser)
@@ -79,6 +90,7 @@ def _add_output(group: Any) -> None:
     group.add_argument(
         "--simplify", type=float, default=0.0, metavar="M", help="simplify outlines; shared edges stay shared"
     )
+    group.add_argument("--scratch", metavar="DIR", help="where remote outputs are made (a folder of the user's cache)")
     group.add_argument("--compress", default="deflate", choices=("deflate", "zstd", "lzw"))
 
 
@@ -97,7 +109,14 @@ def run(args: argparse.Namespace) -> int:
 
     with Bar(silent=out.quiet) as bar:
         report = predict_scenes(
-            args.scenes, args.output, model, request, engine=args.engine, existing=args.existing, watcher=bar
+            args.scenes,
+            args.output,
+            model,
+            request,
+            engine=args.engine,
+            existing=args.existing,
+            watcher=bar,
+            scratch=args.scratch,
         )
     return _tell(report, out)
 
@@ -160,12 +179,14 @@ def _resolution(word: str | None) -> float | str | None:
 def _dry_run(args: argparse.Namespace, model: SegmentationModel, request: Request, out: Printer) -> int:
     from crispseg.cli.printer import plain
     from crispseg.errors import UserError
+    from crispseg.geo.landing import find_landing
     from crispseg.geo.scenes import find_scenes
     from crispseg.predict.batch import choose_targets
 
     estimate = _plan_as_one_image if args.exact else _plan_in_tiles
     values, texts, failures = [], [], []
-    for scene in choose_targets(find_scenes(args.scenes), args.output, request):
+    _, made_as = find_landing(args.output, args.scratch)
+    for scene in choose_targets(find_scenes(args.scenes), made_as, request):
         try:
             plan, text = estimate(scene, model, request)
             values.append({"scene": scene, **plain(plan)})

@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crispseg.errors import UserError
-from crispseg.geo.drivers import is_name, open_allowed
+from crispseg.geo.drivers import ALL, is_name, open_allowed
 from crispseg.geo.gdal import bounded_cache, quiet
 from crispseg.geo.grid import Grid
+from crispseg.geo.store import gdal_name, is_remote
 from crispseg.geo.vrt import vrt_files
 from crispseg.predict.source import Pixels, Window, fill_gaps
 from crispseg.predict.values import some_windows
@@ -133,9 +134,11 @@ def open_raster(path: str, drivers: tuple[str, ...] = ()) -> Any:
     if not is_name(path) and not os.path.exists(path):
         raise UserError(f"there is no file {path}")
     refuse_special(path)
+    if is_remote(path) and path.lower().partition("?")[0].endswith(".vrt") and not {"VRT", ALL} & set(drivers):
+        raise UserError(f"{path} is a VRT, which can read other files; copy it here, or trust it: --allow-drivers VRT")
     try:
         with quiet():
-            dataset = open_allowed(path, drivers)
+            dataset = open_allowed(gdal_name(path), drivers)
     except RasterioIOError as error:
         raise UserError(f"{path} cannot be read as a raster: {_one_line(error)}") from error
     if not dataset.count:

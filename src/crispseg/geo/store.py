@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import hashlib
 import os
 import secrets
 from collections.abc import Iterator
@@ -75,8 +76,8 @@ def prepare_network() -> None:
             gdal.CPLSetConfigOption(key.encode(), value.encode())
     if gdal.CPLGetConfigOption(b"GDAL_DISABLE_READDIR_ON_OPEN", None) is None:
         for prefix in (*_SYSTEMS.values(), "/vsicurl/"):
-            # TRUE looks for masks and world files by name; EMPTY_DIR would not see them
-            gdal.VSISetPathSpecificOption(prefix.encode(), b"GDAL_DISABLE_READDIR_ON_OPEN", b"TRUE")
+            # nothing beside the file is looked for: a mask or overview of that name could be text that reads others
+            gdal.VSISetPathSpecificOption(prefix.encode(), b"GDAL_DISABLE_READDIR_ON_OPEN", b"EMPTY_DIR")
 
 
 def exists(name: str) -> bool:
@@ -117,6 +118,17 @@ def read_bytes(name: str, limit: int) -> bytes:
         if not handle or _gdal().VSIFReadL(buffer, 1, size, handle) != size:
             raise _refusal(name, "read", _reason())
     return buffer.raw
+
+
+def digest(name: str) -> str:
+    """The sha256 of its content."""
+    total, buffer = hashlib.sha256(), ctypes.create_string_buffer(_PIECE)
+    with _opened(name, "rb") as handle:
+        if not handle:
+            raise _refusal(name, "read", _reason())
+        while count := _gdal().VSIFReadL(buffer, 1, _PIECE, handle):
+            total.update(memoryview(buffer)[:count])
+    return total.hexdigest()
 
 
 def put(path: Path, name: str) -> None:

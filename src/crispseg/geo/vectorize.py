@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 
 from crispseg.errors import UserError
 from crispseg.geo.gdal import bounded_cache
+from crispseg.geo.landing import find_landing
 from crispseg.geo.polygons import ENDINGS, PolygonChoice, polygon_file, write_polygons
 from crispseg.geo.reader import explaining_damage, grid_of, open_raster, palette, raster_files
 from crispseg.geo.regions import NODATA, MapRows, in_parts
 from crispseg.geo.style import Style
 from crispseg.geo.writer import class_palette
-from crispseg.outputs import check_existing, claiming, put_in_place, refuse_inputs
+from crispseg.outputs import claiming, refuse_inputs
 from crispseg.predict.source import Window
 from crispseg.reading import parse_json
 
@@ -36,7 +37,8 @@ def vectorize_map(
     `existing` says what to do when `output` is there already: refuse, replace, or skip (then the number is None).
     """
     choice = PolygonChoice(output, min_area, simplify)
-    target = Path(output)
+    landing, made_as = find_landing(output, endings=ENDINGS)
+    target = Path(made_as)
     if target.suffix.lower() not in ENDINGS:
         raise UserError(f"polygons are written to {', '.join(ENDINGS)}, not {output}")
     with open_raster(class_map) as dataset:
@@ -52,15 +54,17 @@ def vectorize_map(
             with bounded_cache():
                 yield from _rows(class_map, confidence)
 
+        landing.check_writable()
         with claiming([target]) as places:
-            if not check_existing([target], existing):
+            if not landing.check_existing([target], existing):
                 return None
             aside = places[target].making(polygon_file(target))
             try:
                 count = write_polygons(bands, aside, target, grid, style, choice, confidence is not None)
-                put_in_place(aside, target, existing)
+                landing.put(aside, target, existing)
             finally:
                 places[target].remove()
+                landing.tidy()
     return count
 
 

@@ -13,10 +13,12 @@ from pathlib import Path
 import torch
 
 from crispseg.errors import UserError, unknown
+from crispseg.geo.landing import Landing, RemoteLanding, find_landing
 from crispseg.geo.maps import Legend, style_paths
 from crispseg.geo.scenes import find_scenes, scene_files
+from crispseg.geo.store import is_remote
 from crispseg.models.base import SegmentationModel
-from crispseg.outputs import EXISTING, check_existing, refuse_inputs, there
+from crispseg.outputs import EXISTING, refuse_inputs, there
 from crispseg.predict.engines import find_engine
 from crispseg.predict.evaluate import check_card
 from crispseg.predict.scene import Request, Result, Watcher, is_waiting, predict_scene
@@ -42,15 +44,20 @@ def predict_scenes(
     engine: str = "local",
     existing: str = "refuse",
     watcher: Watcher | None = None,
+    scratch: str | None = None,
 ) -> Report:
     """Make maps of files and folders of files. One file may be given the output's name; several need a folder.
 
-    `existing` says what to do when an output is there already: refuse, skip or replace.
+    `existing` says what to do when an output is there already: refuse, skip or replace. An output in an object store
+    (s3://, gs://, az://) is made in the folder `scratch` and uploaded.
     """
     if existing not in EXISTING:
         raise unknown("way to treat existing files", existing, EXISTING)
     check_card(model)
-    targets = choose_targets(find_scenes(scenes), output, request)
+    landing, made_as = find_landing(output, scratch)
+    request = _with_polygons_here(request, landing)
+    targets = choose_targets(find_scenes(scenes), made_as, request)
+    landing.check_writable()
     legend = Legend.of(model, weights_version(model))
     results, skipped, failures = [], [], []
     if request.settings.exact and engine != "local":
@@ -60,17 +67,29 @@ def predict_scenes(
         for scene, target in targets.items():
             try:
                 styles = style_paths(target).values()  # earlier versions made none
-                if is_waiting(target) or check_existing(request.outputs(target).values(), existing, styles):
+                if is_waiting(target) or landing.check_existing(request.outputs(target).values(), existing, styles):
                     watching = watcher or Watcher()
-                    results.append(predict_scene(scene, target, model, legend, request, runner, watching, existing))
+                    made = predict_scene(scene, target, model, legend, request, runner, watching, existing, landing)
+                    results.append(made)
                 else:
-                    skipped.append(str(target))
+                    skipped.append(landing.name(target))
             except UserError as error:
                 failures.append((scene, str(error)))
             except Exception as error:  # whatever is wrong with one scene, the others are made
                 _log.debug("%s failed", scene, exc_info=True)
                 failures.append((scene, f"unexpected {type(error).__name__}: {error}"))
     return Report(tuple(results), tuple(skipped), tuple(failures))
+
+
+def _with_polygons_here(request: Request, landing: Landing) -> Request:
+    """Polygons that go to the maps' remote folder are made where the maps are."""
+    polygons = request.polygons
+    if polygons is None or not is_remote(polygons.to):
+        return request
+    folder, _, name = polygons.to.rpartition("/")
+    if not isinstance(landing, RemoteLanding) or folder != landing.folder:
+        raise UserError(f"{polygons.to} is not in the folder of the maps; say --polygons gpkg to put them there")
+    return dataclasses.replace(request, polygons=dataclasses.replace(polygons, to=str(landing.staging / name)))
 
 
 def choose_targets(scenes: Sequence[str], output: str, request: Request) -> dict[str, Path]:
@@ -84,7 +103,7 @@ def choose_targets(scenes: Sequence[str], output: str, request: Request) -> dict
     elif out.suffix and not out.is_dir() and not output.endswith("/"):
         raise UserError(f"maps are GeoTIFFs: the output must end in .tif or be a folder, not {out}")
     else:
-        targets = {scene: out / f"{Path(scene).stem}.tif" for scene in scenes}
+        targets = {scene: out / f"{Path(scene.partition('?')[0]).stem}.tif" for scene in scenes}
     twice = [target for target, count in Counter(targets.values()).items() if count > 1]
     if twice:
         raise UserError(f"two scenes would both be written to {twice[0]}; run them with different outputs")

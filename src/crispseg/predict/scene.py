@@ -13,12 +13,14 @@ from typing import Any
 from crispseg import __version__, config, memory
 from crispseg.errors import UserError
 from crispseg.fingerprint import stamps
+from crispseg.geo import store
+from crispseg.geo.landing import Landing, check_room
 from crispseg.geo.maps import Legend, MapChoice, style_paths, write_maps
 from crispseg.geo.polygons import PolygonChoice, polygon_file, write_polygons
 from crispseg.geo.regions import MapRows, in_parts
 from crispseg.geo.scenes import Reading, Scene, open_scene
 from crispseg.models.base import SegmentationModel
-from crispseg.outputs import Workplace, check_existing, claiming, put_in_place, refuse_inputs, there, work_folder
+from crispseg.outputs import Workplace, claiming, refuse_inputs, there, work_folder
 from crispseg.predict.bands import Pace
 from crispseg.predict.engines import Engine
 from crispseg.predict.journal import MOVES, Journal
@@ -87,11 +89,14 @@ def predict_scene(
     engine: Engine,
     watcher: Watcher,
     existing: str = "refuse",
+    landing: Landing | None = None,
 ) -> Result:
     """Make the maps of one scene, or go on where a killed run stopped. `target` appears when all is done.
 
-    `existing` says what to do about files of the outputs' names: refuse or replace.
+    `existing` says what to do about files of the outputs' names: refuse or replace. `landing` takes finished files to
+    where they belong, if that is not on this machine.
     """
+    landing = landing or Landing()
     scene = open_scene(path, model, request.reading)
     try:
         watcher.say(scene.told)
@@ -100,20 +105,34 @@ def predict_scene(
         plan = make_plan(scene.grid.height, scene.grid.width, request.settings.tile, request.settings.overlap)
         outputs = request.outputs(target)
         refuse_inputs(outputs.values(), scene.files)
+        _refuse_remote_input(outputs, landing, path)
+        check_room(target.parent, least_bytes(plan, model, request))
         job = _job(scene, legend, model, request, outputs)
         journal = Journal(target, job, plan, request.products, model.num_classes)
         try:
             with claiming(path for what, path in outputs.items() if what in _CLAIMED) as places:
-                if _finished(journal, places, outputs) is None:
-                    check_existing(outputs.values(), "replace" if existing == "replace" else "refuse")
-                    _tell_changes(target, journal, watcher)
+                if _finished(journal, places, outputs, landing) is None:
+                    landing.check_existing(outputs.values(), "replace" if existing == "replace" else "refuse")
+                    _tell_changes(landing.name(target), journal, watcher)
                     _compute_bands(scene, plan, model, request, engine, journal, watcher)
-                    _make_files(scene, outputs, places, journal, legend, request, watcher)
-                return _put_in_place(journal, places, outputs, existing)
+                    _make_files(scene, outputs, places, journal, legend, request, watcher, landing)
+                return _put_in_place(journal, places, outputs, existing, landing)
         finally:
             journal.release()
     finally:
         scene.source.close()
+
+
+def least_bytes(plan: Plan, model: SegmentationModel, request: Request) -> int:
+    """What the unfinished files of a scene take at least: classes pack well, probabilities hardly."""
+    planes = 0.05 + 0.5 * request.products.confidence + 0.5 * model.num_classes * request.products.probabilities
+    return round(planes * plan.rows.length * plan.cols.length)
+
+
+def _refuse_remote_input(outputs: Mapping[str, Path], landing: Landing, scene: str) -> None:
+    for path in outputs.values():
+        if landing.name(path) == scene:
+            raise UserError(f"{scene} would be replaced by its own map; choose another output")
 
 
 def is_waiting(target: Path) -> bool:
@@ -131,7 +150,7 @@ def _job(
     return {
         "crispseg": __version__,
         "scene": os.path.abspath(scene.path) if os.path.exists(scene.path) else scene.path,
-        "files": stamps(scene.files),
+        "files": {scene.path: store.fingerprint(scene.path)} if store.is_remote(scene.path) else stamps(scene.files),
         "grid": config.to_dict(scene.grid),
         "model": {**config.to_dict(legend), "mean": list(model.info.mean), "std": list(model.info.std)},
         "bands": list(scene.bands),
@@ -140,7 +159,7 @@ def _job(
     }
 
 
-def _tell_changes(target: Path, journal: Journal, watcher: Watcher) -> None:
+def _tell_changes(target: str, journal: Journal, watcher: Watcher) -> None:
     if journal.changes:
         what = ", ".join(journal.changes[:5])
         watcher.say(f"{target}: an unfinished run is there, but not of the same job ({what} differs); it starts anew")
@@ -165,7 +184,7 @@ def _compute_bands(
         ThreadPoolExecutor(1, thread_name_prefix="crisp-write") as writer,
         contextlib.closing(engine.bands(work, runs, watcher.tile_done)) as bands,
     ):
-        for band in _giving_up(bands, journal):
+        for band in _giving_up(bands, journal, scene):
             if writing is not None:
                 writing.result()  # one band at a time: wide ones are large
             writing = writer.submit(journal.write, band)
@@ -173,12 +192,13 @@ def _compute_bands(
             writing.result()
 
 
-def _giving_up(bands: Iterator[Band], journal: Journal) -> Iterator[Band]:
-    """What fails to be read or evaluated would fail again: nothing is kept to resume from."""
+def _giving_up(bands: Iterator[Band], journal: Journal, scene: Scene) -> Iterator[Band]:
+    """What fails to be read or evaluated would fail again: nothing is kept to resume from. A network may come back."""
     try:
         yield from bands
     except UserError:
-        journal.give_up()
+        if not store.is_remote(scene.path):
+            journal.give_up()
         raise
 
 
@@ -190,21 +210,23 @@ def _make_files(
     legend: Legend,
     request: Request,
     watcher: Watcher,
+    landing: Landing,
 ) -> None:
     """Write maps and polygons aside; then note that all are complete."""
     memory.give_back()
     target = outputs["classes"]
-    watcher.say(f"writing {target}")
+    watcher.say(f"writing {landing.name(target)}")
     bands = map(journal.read, range(journal.plan.strips))
     made, areas = write_maps(bands, journal.place, target, scene.grid, legend, request.maps)
     if request.polygons is not None:
         path = outputs["polygons"]
         memory.give_back()
-        watcher.say(f"writing {path}")
+        watcher.say(f"writing {landing.name(path)}")
         made["polygons"] = places[path].making(polygon_file(path))
         write_polygons(_rows_of(journal), made["polygons"], path, scene.grid, legend.style, request.polygons)
     table = areas.table(legend.classes)
-    result = Result(scene.path, tuple(map(str, outputs.values())), scene.grid.area_unit, table, scene.told)
+    files = tuple(landing.name(path) for path in outputs.values())
+    result = Result(scene.path, files, scene.grid.area_unit, table, scene.told)
     journal.note_finished(config.to_dict(result), {what: made[what].name for what in outputs})
 
 
@@ -221,7 +243,7 @@ Finished = list[tuple[Path, Path]]  # a file in its workplace, and the name it s
 
 
 def _finished(
-    journal: Journal, places: Mapping[Path, Workplace], outputs: Mapping[str, Path]
+    journal: Journal, places: Mapping[Path, Workplace], outputs: Mapping[str, Path], landing: Landing
 ) -> tuple[Finished, Result] | None:
     """What only waits to be put in place; None while something is to be made.
 
@@ -236,7 +258,7 @@ def _finished(
         for what, path in outputs.items()
     }
     files = [(folders[what] / Path(made[what]).name, path) for what, path in outputs.items()]
-    if not all(there(file) or there(path) for file, path in files):
+    if not all(there(file) or landing.there(path) for file, path in files):
         return None
     try:
         return files, config.build(Result, values)
@@ -245,17 +267,18 @@ def _finished(
 
 
 def _put_in_place(
-    journal: Journal, places: Mapping[Path, Workplace], outputs: Mapping[str, Path], existing: str
+    journal: Journal, places: Mapping[Path, Workplace], outputs: Mapping[str, Path], existing: str, landing: Landing
 ) -> Result:
     """The class map last: when it is there, all are."""
-    finished = _finished(journal, places, outputs)
+    finished = _finished(journal, places, outputs, landing)
     assert finished is not None
     files, result = finished
     for file, path in files:
-        put_in_place(file, path, existing)
+        landing.put(file, path, existing)
     for place in places.values():
         place.remove()
     journal.remove()
+    landing.tidy()
     return result
 
 

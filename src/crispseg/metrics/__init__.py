@@ -1,4 +1,4 @@
-"""Scores of label maps and features: confusion, boundaries, spectrum, calibration; and two models compared.
+"""Scores of label maps and features (confusion, boundaries, spectrum, calibration, temperature); two models compared.
 
 Pure functions, and accumulators whose sums add up over images and processes. docs/reference/metrics.md defines each
 score.
@@ -16,6 +16,7 @@ from crispseg.metrics.spectrum import (
     spectral_ratio,
     tokens_to_map,
 )
+from crispseg.metrics.temperature import TemperatureFit
 
 __all__ = [
     "Accumulator",
@@ -28,6 +29,7 @@ __all__ = [
     "Reliability",
     "SpectralMean",
     "SpectralProbe",
+    "TemperatureFit",
     "band_energies",
     "boundary_counts",
     "compare_bf",

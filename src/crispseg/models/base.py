@@ -26,6 +26,7 @@ class ModelInfo:
     std: tuple[float, ...] = ()
     dtype: str = ""  # of the raw pixels the model was trained on, e.g. uint8
     resolution: float | None = None  # metres per pixel the model was trained at
+    temperature: float = 1.0  # logits are divided by it before they become probabilities
     training_data: str = ""
     licence: str = ""
     scores: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -57,6 +58,10 @@ class SegmentationModel(nn.Module):
     options: dict[str, Any]
     info: ModelInfo
     origin: str = "random weights"  # what its weights started from, in words; not saved
+
+    def probabilities(self, logits: Tensor, dim: int = 1) -> Tensor:
+        """Class probabilities of this model's logits, in float32, with the temperature that its card holds."""
+        return (logits.float() / self.info.temperature).softmax(dim)
 
     def at_progress(self, progress: float) -> None:
         """Told before every training step how much of the training is done, from 0 to 1."""

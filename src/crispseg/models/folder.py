@@ -103,6 +103,7 @@ def model_card(model: SegmentationModel) -> str:
         "Bands": ", ".join(info.bands) or str(model.in_channels),
         "Normalisation": _normalisation(info),
         "Resolution": f"{info.resolution} m per pixel" if info.resolution else "",
+        "Temperature": f"{info.temperature:.3g} (logits are divided by it)" if info.temperature != 1 else "",
         "Training data": info.training_data,
         "Licence": info.licence,
     }
@@ -161,6 +162,8 @@ def _refuse_newer(values: Any, folder: Path) -> None:
 
 
 def _check_card(info: ModelInfo) -> None:
+    if not (info.temperature > 0 and math.isfinite(info.temperature)):
+        raise UserError("info.temperature must be a positive number")
     if not all(map(math.isfinite, (*info.mean, *info.std, info.resolution or 0.0))):
         raise UserError("info.mean, info.std and info.resolution must be finite numbers")
     if not all(0 <= value <= 255 for colour in info.palette for value in colour):

@@ -100,7 +100,7 @@ class Evaluator:
         if not isinstance(logits, Tensor) or logits.shape != wanted:
             got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
             raise UserError(f"model {self.model.name!r} returned {got} where {wanted} was expected")
-        return view.undo(logits.float().softmax(dim=1))
+        return view.undo(self.model.probabilities(logits))
 
 
 def _fastest(model: SegmentationModel, device: torch.device, precision: str) -> Callable[[Tensor], Tensor]:

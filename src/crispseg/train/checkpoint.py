@@ -43,9 +43,13 @@ class State(TypedDict):
     meter: Sums
 
 
-class Best(TypedDict):
+class _Best(TypedDict):
     step: int
     mIoU: float | None
+
+
+class Best(_Best, total=False):
+    temperature: float
 
 
 class Sums(TypedDict):

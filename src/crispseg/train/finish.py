@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +57,10 @@ def finish(
     score: Callable[[], Scores],
     last: Scores,
     facts: dict[str, Any],
-    best_step: int,
+    chosen: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Score the best weights (chosen on the same images) beside the last, and save them as the folder best/."""
-    best = last
+    """Score the best weights (`chosen` on validation images) beside the last, and save them as the folder best/."""
+    best, best_step = last, chosen["step"]
     if best_step != facts["steps"]:
         stepper.load_state_dict(load_checkpoint(out / BEST, State))
         best = score()
@@ -68,7 +68,8 @@ def finish(
     if processes.first:
         model = stepper.model
         kept = {name: value for name, value in best.items() if not isinstance(value, dict | list)}
-        model.info = dataclasses.replace(model.info, scores={"protocol": facts["protocol"], **kept})
+        scores = {"protocol": facts["protocol"], **kept}
+        model.info = dataclasses.replace(model.info, scores=scores, temperature=chosen.get("temperature", 1.0))
         with stepper.final_weights():
             model.save(out / "best")
         write_json(out / RESULT, values)

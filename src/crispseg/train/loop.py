@@ -274,7 +274,11 @@ class Trainer:
         if self.processes.first:
             run_folder.draw(self.out, self.done, found.shown, self.folder.protocol.palette)
         if self.best["mIoU"] is None or (found.scores["mIoU"] or 0.0) > self.best["mIoU"]:
-            self.best = {"step": self.done, "mIoU": found.scores["mIoU"] or 0.0}
+            self.best = {
+                "step": self.done,
+                "mIoU": found.scores["mIoU"] or 0.0,
+                "temperature": found.temperature,
+            }
             # before last.pt: killed between the two, the resumed run comes by here again
             self._write(BEST)
 
@@ -334,7 +338,7 @@ class Trainer:
         def score() -> Scores:
             return self._judge(self.scoring, boundaries=True).scores
 
-        return finish(self.out, self.stepper, self.processes, score, self.final or score(), facts, self.best["step"])
+        return finish(self.out, self.stepper, self.processes, score, self.final or score(), facts, self.best)
 
     def _epoch(self) -> float:
         return round(self.done * self.batch_size / len(self.training), 3)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from crispseg.data.dataset import SegmentationDataset
 from crispseg.data.loader import evaluation_loader
-from crispseg.metrics import BoundaryCounts, ConfusionMatrix
+from crispseg.metrics import BoundaryCounts, ConfusionMatrix, TemperatureFit
 from crispseg.train.distributed import Processes
 
 Network = Callable[[Tensor], Tensor]  # raw images (B, bands, h, w) -> logits (B, classes, h, w)
@@ -36,6 +36,7 @@ class Shown:
 class Validation:
     scores: dict[str, Any]  # mIoU, mF1, OA, IoU and F1 per class, and BF@3px if asked for
     shown: list[Shown]
+    temperature: float  # that fits these images best
 
 
 def validate(
@@ -54,12 +55,17 @@ def validate(
     classes = len(protocol.classes)
     matrix, edges = ConfusionMatrix(classes), BoundaryCounts(classes)
     shown: list[Shown] = []
+    fit = TemperatureFit()
     loader = evaluation_loader(dataset, rank=processes.rank, world=processes.count, workers=workers)
     for number, (image, truth, (name,)) in enumerate(loader):
         index = number * processes.count + processes.rank
         if images is not None and index >= images:
             break
-        prediction = predict(network, image[0], protocol.tile, protocol.overlap, classes, batch, processes.device)
+
+        def note(logits: Tensor, top: int, left: int, truth: Tensor = truth) -> None:
+            fit.update(logits, truth[0, top : top + logits.shape[1], left : left + logits.shape[2]])
+
+        prediction = predict(network, image[0], protocol.tile, protocol.overlap, classes, batch, processes.device, note)
         matrix.update(prediction, truth[0])
         if boundaries:
             record = dataset.records[index]
@@ -71,14 +77,24 @@ def validate(
     scores = matrix.all_reduce_().scores(protocol.scored_ids).to_dict(names)
     if boundaries:
         scores |= {k: v for k, v in edges.all_reduce_().scores(protocol.scored_ids).to_dict(names).items() if "@" in k}
-    return Validation(scores, shown)
+    return Validation(scores, shown, fit.all_reduce_().best())
 
 
 @torch.inference_mode()
 def predict(
-    network: Network, image: Tensor, tile: int, overlap: int, classes: int, batch: int, device: torch.device
+    network: Network,
+    image: Tensor,
+    tile: int,
+    overlap: int,
+    classes: int,
+    batch: int,
+    device: torch.device,
+    note: Callable[[Tensor, int, int], None] = lambda logits, top, left: None,
 ) -> Tensor:
-    """Class ids (H, W) on the CPU of a raw image (bands, H, W); `tile` 0 is the whole image at once."""
+    """Class ids (H, W) on the CPU of a raw image (bands, H, W); `tile` 0 is the whole image at once.
+
+    `note` is shown the logits (classes, h, w) of every window, and where it lies.
+    """
     image = image.to(device)
     height, width = image.shape[-2:]
     h, w = (min(tile, height), min(tile, width)) if tile else (height, width)
@@ -86,8 +102,9 @@ def predict(
     total = torch.zeros(classes, height, width, device=device)
     for group in _groups(places, batch):
         windows = torch.stack([image[:, top : top + h, left : left + w] for top, left in group])
-        for (top, left), probabilities in zip(group, network(windows).float().softmax(1), strict=True):
-            total[:, top : top + h, left : left + w] += probabilities
+        for (top, left), logits in zip(group, network(windows).float(), strict=True):
+            total[:, top : top + h, left : left + w] += logits.softmax(0)
+            note(logits, top, left)
     # how many windows cover a pixel does not change which class is largest there
     return total.argmax(0).cpu()
 

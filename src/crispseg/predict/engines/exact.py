@@ -102,7 +102,7 @@ class _Assembler:
                 self._hand_on()
 
     def _maps(self, top: int, logits: Tensor) -> Band:
-        shares = logits.float().softmax(0)
+        shares = self.work.model.probabilities(logits, dim=0)
         best, labels = shares.max(0)
         if not best.isfinite().all():
             raise UserError(f"the model gave no finite scores near row {top}; its weights may be damaged")

@@ -17,7 +17,11 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from crispseg.threads import wait_without_spinning
+
 __version__ = "0.1.0"
+
+wait_without_spinning()
 
 _ROOMS = {
     "create_model": "crispseg.models.registry",

@@ -20,6 +20,7 @@ from crispseg.models.crisp import CRISP
 from crispseg.models.upernet import UPerNet
 from crispseg.ops.resizing import upsample
 from crispseg.ops.spec import widened
+from crispseg.threads import one_thread
 
 _PRECISIONS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -101,7 +102,7 @@ def fuse(model: SegmentationModel, precision: torch.dtype | None = None, graphs:
     if dtype not in _PRECISIONS:
         raise UserError(f"a model cannot be fused in {dtype}; use torch.float32, torch.bfloat16 or torch.float16")
     whole = copy.deepcopy(model).to("cpu", torch.float64)  # so that folding rounds nothing
-    with torch.no_grad():
+    with torch.no_grad(), one_thread():
         fold_batchnorms(whole, model.in_channels)
         network = _network(whole, dtype)
     return Fused(network.to(weight.device), model, graphs)

@@ -134,3 +134,11 @@ def test_mistakes_get_one_sentence(folders, tmp_path):
         with pytest.raises(UserError, match=words):
             loop.pretrain(config_from({**toys.settings(tmp_path / "run"), **values}))
     assert not (tmp_path / "run").exists()
+
+
+def test_words_change_a_config(folders):
+    words = [f"data={folders}", "model=vssd_tiny", "model.options.fusion=raw", "schedule.steps=7"]
+    config = config_from({"schedule": {"epochs": 3}, "model": "vssd_base"}, words)
+    assert (config.model.name, config.model.options) == ("vssd_tiny", {"fusion": "raw"})
+    assert (config.schedule.steps, config.schedule.epochs, config.schedule.decay) == (7, None, "cosine")
+    assert config.sets[0].path == str(folders) and config.optimizer.lr == 1e-3

@@ -95,8 +95,8 @@ def pretrain_config(path: str | Path | None, words: Iterable[str] = ()) -> Pretr
 
 
 def config_from(values: Mapping[str, Any], words: Iterable[str] = ()) -> PretrainConfig:
-    over = configs.parse_overrides(words)
-    spelt = _with_places(configs.merge(_spelt_out(values), _spelt_out(over)))
+    over = configs.parse_overrides([_spelt_out_word(word) for word in words])
+    spelt = _with_places(configs.merge(_spelt_out(values), over))
     optimizer = {"lr": 1e-3, **spelt.get("optimizer", {})}
     schedule = {"decay": "cosine", **spelt.get("schedule", {})}
     for given, dropped in (("steps", "epochs"), ("epochs", "steps")):  # a word on the command line beats the file's
@@ -110,6 +110,11 @@ def config_from(values: Mapping[str, Any], words: Iterable[str] = ()) -> Pretrai
 def _spelt_out(values: Mapping[str, Any]) -> dict[str, Any]:
     """model=NAME stands for model.name."""
     return {k: {"name": v} if k == "model" and isinstance(v, str) else v for k, v in values.items()}
+
+
+def _spelt_out_word(word: str) -> str:
+    key, _, text = word.partition("=")
+    return f"model.name={text}" if key == "model" and not text.startswith("{") else word
 
 
 def _with_places(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ format: $(READY)
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet -c constraints.txt torch
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[plots,view,track,peers,ray,dev]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[plots,view,track,peers,ray,export,dev]'
 	touch $(READY)
 
 $(VENV)/.docs-ready: $(READY)

@@ -31,6 +31,7 @@ _ROOMS = {
     "load_vssd_checkpoint": "crispseg.models.vssd_checkpoint",
     "load_authors_checkpoint": "crispseg.peers.authors",
     "load": "crispseg.models.folder",
+    "export": "crispseg.export",
     "segment": "crispseg.predict.segment",
     "UserError": "crispseg.errors",
 }
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from crispseg.api import predict as predict
     from crispseg.api import train as train
     from crispseg.errors import UserError as UserError
+    from crispseg.export.run import export as export
     from crispseg.models.folder import load as load
     from crispseg.models.registry import create_model as create_model
     from crispseg.models.registry import list_models as list_models
@@ -57,7 +59,8 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"crispseg.{name}")
     if name not in _ROOMS:
         raise AttributeError(f"module 'crispseg' has no attribute {name!r}")
-    return getattr(importlib.import_module(_ROOMS[name]), name)
+    room = importlib.import_module(_ROOMS[name])
+    return room if _ROOMS[name] == f"{__name__}.{name}" else getattr(room, name)  # a room called like its function
 
 
 def __dir__() -> list[str]:

@@ -22,6 +22,7 @@ from crispseg.bench.operator import operator_error
 from crispseg.bench.result import Cell, ModelCell, Result, Skipped
 from crispseg.bench.settings import DTYPES, Settings
 from crispseg.errors import UserError
+from crispseg.export.runtime import OnnxModel
 from crispseg.models.base import SegmentationModel
 from crispseg.models.summary import summarize
 from crispseg.models.vssd import NCSSDMixer
@@ -58,8 +59,8 @@ def run_groups(
         for group in groups:
             for precision in settings.precisions:
                 entries = _entries(models, group, precision, checks[precision], settings)
-                cells = contest(entries, settings, say)
-                result = dataclasses.replace(result, cells=(*result.cells, *map(_with_throughput, cells)))
+                cells = [_with_throughput(_seen(cell, models)) for cell in contest(entries, settings, say)]
+                result = dataclasses.replace(result, cells=(*result.cells, *cells))
                 keep(result)
     return result
 
@@ -85,6 +86,8 @@ def _entries(
 ) -> Iterator[Entry]:
     for size, batch in group:
         for label, model in models.items():
+            if isinstance(model, OnnxModel) and precision != "fp32":
+                continue  # a file has the precision it was exported in, and is timed once
             yield from _model_entries(label, model, size, batch, precision, operator, settings)
 
 
@@ -120,7 +123,7 @@ def _model_entries(
         facts=functools.cache(lambda: _facts(model, size, 1 if settings.on_cuda else batch)),
         refused=_refusal(model, precision, operator),
     )
-    for mode in settings.modes:
+    for mode in ("eager",) if isinstance(model, OnnxModel) else settings.modes:
         if f"{label}@{mode}" in settings.skip:
             continue
         make = _fused_maker(model, precision) if mode == "fused" else entry.make
@@ -129,6 +132,8 @@ def _model_entries(
 
 def _facts(model: SegmentationModel, size: int, batch: int) -> dict[str, Any]:
     """What is counted rather than measured, of one image."""
+    if isinstance(model, OnnxModel):
+        return {"parameters": model.parameter_count}
     summary = summarize(model, size, size, batch)
     return {"macs": summary.macs // batch, "parameters": summary.parameters}
 
@@ -184,6 +189,13 @@ def _with_throughput(cell: Cell) -> Cell:
     if not isinstance(cell, ModelCell) or cell.latency_ms is None:
         return cell
     return dataclasses.replace(cell, throughput=cell.batch / cell.latency_ms.median * 1e3)
+
+
+def _seen(cell: Cell, models: dict[str, SegmentationModel]) -> Cell:
+    """Without the memory of an exported file: torch does not see what onnxruntime takes."""
+    if isinstance(cell, ModelCell) and isinstance(models[cell.model], OnnxModel):
+        return dataclasses.replace(cell, peak_bytes=None, peak_source="")
+    return cell
 
 
 def _drop(result: Any) -> None:

@@ -20,6 +20,7 @@ VERBS = {
     "eval": "score a model, or compare two",
     "analyze": "look into a trained model: spectra, gates, prototypes, errors",
     "predict": "segment whole scenes into georeferenced maps",
+    "export": "write a model as a file for other programs: ONNX, .pt2",
     "vectorize": "turn a class map into polygons",
     "view": "look at a map, a run or a report in the browser",
     "suggest": "the windows of a map where labels would help most",

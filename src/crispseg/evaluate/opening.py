@@ -9,7 +9,7 @@ from crispseg import config as configs
 from crispseg.data.folder import Folder, open_folder
 from crispseg.errors import UserError
 from crispseg.models.base import SegmentationModel
-from crispseg.models.folder import CONFIG, load
+from crispseg.models.folder import CONFIG, ONNX, load
 from crispseg.models.shipped import find_folder
 from crispseg.reading import read_json
 from crispseg.train.run_folder import recorded_split
@@ -41,6 +41,8 @@ class Opened(NamedTuple):
 
 def open_model(path: str) -> Opened:
     """A folder saved by `model.save`, a run's folder (its best weights), or a model that comes with crispseg."""
+    if Path(path).suffix.lower() == ONNX:
+        return Opened(load(path), path, None)
     folder = find_folder(path)
     if (folder / CONFIG).is_file():
         run = folder.parent if folder.name == _BEST and (folder.parent / _RUN_CONFIG).is_file() else None

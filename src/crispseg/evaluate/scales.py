@@ -22,6 +22,7 @@ class AtScales(SegmentationModel):
         self.model, self.scales = model, scales
         self.name, self.info = model.name, model.info
         self.num_classes, self.in_channels = model.num_classes, model.in_channels
+        self.normalises = model.normalises
 
     def fused(self, precision: torch.dtype | None = None, graphs: bool = True) -> Any:
         """The views are made in float32, as here; what looks at them is fused."""

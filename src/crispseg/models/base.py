@@ -55,6 +55,7 @@ class SegmentationModel(nn.Module):
     name: str = ""
     num_classes: int = 0
     in_channels: int = 0
+    normalises: bool = False  # whether it takes raw pixels and normalises them itself, as exported files do
     options: dict[str, Any]
     info: ModelInfo
     origin: str = "random weights"  # what its weights started from, in words; not saved

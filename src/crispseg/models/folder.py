@@ -23,6 +23,7 @@ from crispseg.reading import read_json
 
 FORMAT = 1
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+ONNX = ".onnx"
 
 
 def save(model: SegmentationModel, folder: str | os.PathLike[str], half: bool = False) -> None:
@@ -61,14 +62,16 @@ def load(
         model = crispseg.load("crisp_nano_dubai")
 
     Args:
-        folder: What `model.save` wrote, `best/` of a training run, or the name of a model that comes with crispseg.
+        folder: What `model.save` wrote, `best/` of a training run, the name of a model that comes with crispseg, or an
+            ONNX file written by `crisp export`.
         num_classes: How many classes you expect; another number is an error.
         device: Where to put it.
     """
+    if Path(folder).suffix.lower() == ONNX:
+        return _load_onnx(folder, num_classes)
     folder = find_folder(folder)
     saved = _read_config(folder)
-    if num_classes is not None and num_classes != saved["num_classes"]:
-        raise UserError(f"the model in {folder} has {saved['num_classes']} classes, not {num_classes}")
+    _check_classes(saved["num_classes"], num_classes, folder)
     held = read_weight_names(folder / WEIGHTS)
     model = _build(saved, held, folder / CONFIG)
     _check_fit(model, held, folder)
@@ -81,6 +84,19 @@ def _build(saved: SavedModel, held: Mapping[str, Held], path: Path) -> Segmentat
     """The network that config.json describes, as long as it is no larger than the weights that lie beside it."""
     with describing(path), Budget(held, str(path)):
         return create_model(saved["name"], saved["num_classes"], saved["in_channels"], **saved["options"])
+
+
+def _load_onnx(path: str | os.PathLike[str], num_classes: int | None) -> SegmentationModel:
+    from crispseg.export.runtime import load_onnx
+
+    model = load_onnx(path)
+    _check_classes(model.num_classes, num_classes, path)
+    return model
+
+
+def _check_classes(found: int, expected: int | None, where: str | os.PathLike[str]) -> None:
+    if expected is not None and expected != found:
+        raise UserError(f"the model in {os.fspath(where)} has {found} classes, not {expected}")
 
 
 def _stored(tensor: torch.Tensor, half: bool) -> torch.Tensor:

@@ -18,8 +18,8 @@ def list_shipped() -> list[str]:
 
 
 def is_saved(word: str | os.PathLike[str]) -> bool:
-    """Whether `load` has something to open under this word: a folder, or a shipped model."""
-    return Path(word).is_dir() or os.fspath(word) in list_shipped()
+    """Whether `load` has something to open under this word: a folder, a shipped model, or an exported file."""
+    return Path(word).is_dir() or os.fspath(word) in list_shipped() or Path(word).suffix.lower() == ".onnx"
 
 
 def find_folder(word: str | os.PathLike[str]) -> Path:

@@ -75,9 +75,14 @@ def without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def wrapped(first: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if first.device.type == "meta":  # where nothing is computed and autocasting does not exist
+        if not _autocasting(first.device.type):  # an exported program would have a part of its own for each call
             return function(first, *args, **kwargs)
         with torch.autocast(first.device.type, enabled=False):
             return function(first, *args, **kwargs)
 
     return wrapped
+
+
+def _autocasting(device: str) -> bool:
+    """Whether autocasting is on; on the meta device, where nothing is computed, it does not exist."""
+    return device != "meta" and torch.is_autocast_enabled(device)

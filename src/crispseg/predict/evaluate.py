@@ -90,7 +90,7 @@ class Evaluator:
         x = host.to(self.device, non_blocking=True).to(torch.float32)
         if len(x) < filled_to:
             x = torch.cat([x, x.new_zeros(filled_to - len(x), *x.shape[1:])])
-        return self.normalisation.apply_(x)
+        return x if self.model.normalises else self.normalisation.apply_(x)
 
     def _probabilities(self, view: View, x: Tensor) -> Tensor:
         shown = view.show(x)

@@ -1,0 +1,89 @@
+"""An ONNX file in the place of a model: the same maps, through the same doors."""
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+import crispseg
+from crispseg.cli.main import main
+from crispseg.export.run import export
+from crispseg.predict.batch import weights_version
+from tests.export.conftest import expected, raw_images
+
+
+@pytest.fixture(scope="module")
+def scene():
+    return np.random.default_rng(0).integers(0, 255, (150, 210, 3), dtype=np.uint8)
+
+
+def test_maps_are_the_models_bytes(model, onnx_file, scene):
+    of_torch = crispseg.segment(scene, model, tile=96)
+    of_file = crispseg.segment(scene, onnx_file, tile=96)
+    assert (of_torch != of_file).mean() < 1e-4  # ties
+
+
+def test_pixels_without_data_stay_without(onnx_file, scene):
+    masked = np.ma.masked_array(scene, np.zeros(scene.shape, bool))
+    masked[:40, :60] = np.ma.masked
+    classes = crispseg.segment(masked, onnx_file, tile=96)
+    assert (classes[:40, :60] == 255).all() and (classes[40:] != 255).all()
+
+
+def test_it_travels_to_other_processes(model, onnx_file):
+    loaded = pickle.loads(pickle.dumps(crispseg.load(onnx_file)))
+    image = raw_images(2, 3, 40, 44)
+    torch.testing.assert_close(loaded(image), expected(model, image), rtol=1e-4, atol=1e-4)
+
+
+def test_files_are_told_apart(tmp_path, model, onnx_file):
+    export(model, tmp_path / "other.onnx", size=(64, 64), batch=2)
+    assert weights_version(crispseg.load(onnx_file)) != weights_version(crispseg.load(tmp_path / "other.onnx"))
+
+
+def test_one_size_is_filled_up_to_and_no_further(tmp_path, model):
+    export(model, tmp_path / "m.onnx", size=(64, 64), batch=2, output="softmax")
+    fixed = crispseg.load(tmp_path / "m.onnx")
+    assert fixed(raw_images(3, 3, 50, 64)).shape == (3, 3, 50, 64)
+    whole = raw_images(3, 3, 64, 64)
+    torch.testing.assert_close(fixed(whole).softmax(1), expected(model, whole).softmax(1), rtol=1e-4, atol=1e-5)
+    with pytest.raises(crispseg.UserError, match="--tile 64"):
+        fixed(raw_images(1, 3, 65, 64))
+
+
+def test_class_ids_alone_cannot_be_blended(tmp_path, model):
+    export(model, tmp_path / "m.onnx", size=(64, 64), batch=1, output="argmax")
+    with pytest.raises(crispseg.UserError, match="--output logits"):
+        crispseg.load(tmp_path / "m.onnx")
+
+
+def test_damaged_missing_and_foreign_files_are_told(tmp_path, onnx_file):
+    with pytest.raises(crispseg.UserError, match="there is no ONNX file"):
+        crispseg.load(tmp_path / "none.onnx")
+    (tmp_path / "cut.onnx").write_bytes(Path(onnx_file).read_bytes()[:5000])
+    with pytest.raises(crispseg.UserError, match="damaged"):
+        crispseg.load(tmp_path / "cut.onnx")
+    foreign = onnx.load(onnx_file)
+    del foreign.metadata_props[:]
+    onnx.save(foreign, tmp_path / "foreign.onnx")
+    with pytest.raises(crispseg.UserError, match="not written by `crisp export`"):
+        crispseg.load(tmp_path / "foreign.onnx")
+    with pytest.raises(crispseg.UserError, match="has 3 classes, not 6"):
+        crispseg.load(onnx_file, num_classes=6)
+
+
+def test_it_only_evaluates(onnx_file):
+    loaded = crispseg.load(onnx_file)
+    with pytest.raises(crispseg.UserError, match="only evaluates"):
+        loaded.train()
+    with pytest.raises(crispseg.UserError, match="copy the file"):
+        loaded.save("somewhere")
+
+
+def test_bench_times_it(onnx_file, tmp_path, capsys):
+    words = ["bench", onnx_file, "--sizes", "32", "--repeats", "1", "--warmup", "0", "--out", str(tmp_path)]
+    assert main(words) == 0
+    assert onnx_file in (tmp_path / "bench.md").read_text()

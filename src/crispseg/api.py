@@ -183,7 +183,8 @@ def predict(
         output: A `.tif` for one scene, else a folder.
         model: A model, the folder of a saved one or of a training run (its best weights), or a shipped model's name.
         bands: The scene's bands for the model, by number from 1 or by name; empty: chosen by what the file says.
-        resolution: Resample to so many metres per pixel, or `"model"` for the model's own; None: as the scene is.
+        resolution: Resample to so many metres per pixel, or `"model"` for the model's own, `"scene"` for the scene's;
+            None: the scene's where the model has seen such pixels, else the nearest that it has.
         require_crs: Refuse scenes without a reference system.
         any_values: Take pixels that cannot be of the kind the model was trained on (16 bit for an 8-bit model).
         tile: Side of a tile in pixels.

@@ -96,7 +96,7 @@ def test_alpha_is_a_mask_for_three_bands_and_a_band_for_four_and_both_are_said(t
 def test_bands_and_scale_are_told_in_one_line(tmp_path):
     path = write_raster(tmp_path / "a.tif", random_pixels(4, 10, 10, np.uint16), photometric="minisblack", **UTM)
     model = StandIn().with_card(bands=("nir", "red", "green"), resolution=1.0)
-    told = open_scene(path, model, Reading(bands=("4", "1", "2"))).told
+    told = open_scene(path, model, Reading(bands=("4", "1", "2"), resolution="scene")).told
     assert told == f"{path}: bands 4, 1, 2 as the model's nir, red, green; uint16, pixels of 0.5 m as they are"
     told = open_scene(path, model, Reading(bands=("4", "1", "2"), resolution="model")).told
     assert told.endswith("pixels of 0.5 m resampled to 1 m")
@@ -125,7 +125,9 @@ def test_without_a_reference_system_there_is_a_warning_or_on_request_an_error(tm
 def test_another_resolution(tmp_path):
     path = write_raster(tmp_path / "a.tif", random_pixels(3, 40, 50), **UTM)
     model = StandIn().with_card(resolution=1.0)
-    assert "0.5 m pixels and the model was trained at 1 m" in open_scene(path, model, Reading()).warnings[0]
+    scene = open_scene(path, model, Reading(resolution="scene"))
+    assert "pixels of 0.5 m and the model was trained for 0.667 to 1.5 m: expect a poor map" in scene.warnings[0]
+    assert (scene.grid.height, scene.grid.width) == (40, 50)
     for resolution in (1.0, "model"):
         scene = open_scene(path, model, Reading(resolution=resolution))
         assert (scene.grid.height, scene.grid.width) == (scene.source.height, scene.source.width) == (20, 25)
@@ -135,6 +137,23 @@ def test_another_resolution(tmp_path):
     finer = open_scene(path, model, Reading(resolution=0.13))
     corner = rasterio.Affine(*finer.grid.transform) @ (finer.grid.width, finer.grid.height)
     np.testing.assert_allclose(corner, (400_025, 4_999_980))
+
+
+def test_scenes_are_resampled_to_what_the_model_has_seen(tmp_path):
+    path = write_raster(tmp_path / "a.tif", random_pixels(3, 40, 50), **UTM)
+    for resolutions, size in (
+        ((0.1, 1.0), (40, 50)),  # seen: left as it is
+        ((0.4999, 1.0), (40, 50)),
+        ((1.0, 2.0), (20, 25)),  # finer than seen: to the finest seen
+        ((0.1, 0.25), (80, 100)),  # coarser: to the coarsest seen
+        ((0.01, 0.1), (40, 50)),  # coarser by far: nothing to gain
+    ):
+        scene = open_scene(path, StandIn().with_card(resolutions=resolutions), Reading())
+        assert (scene.grid.height, scene.grid.width) == size, resolutions
+        assert [w for w in scene.warnings if "resampled to" in w] == list(scene.warnings[: size != (40, 50)])
+    assert "expect a poor map" in scene.warnings[0]
+    nowhere = write_raster(tmp_path / "b.tif", random_pixels(3, 10, 10))
+    assert open_scene(nowhere, StandIn().with_card(resolutions=(1.0, 2.0)), Reading()).grid.height == 10
 
 
 def test_resolutions_that_cannot_be_are_explained(tmp_path):

@@ -281,3 +281,25 @@ def test_the_end_is_scored_on_the_protocols_split_if_asked(tmp_path):
         x = torch.from_numpy(((image - mean) / std).transpose(2, 0, 1)[None]).float()
         found = model.eval()(x)[0].argmax(0).numpy()
     assert result["best"]["OA"] == pytest.approx((found == truth)[truth != 255].mean(), abs=5e-3)
+
+
+def test_cards_remember_the_ground(folder, tmp_path):
+    """Pixel size, bands and the range of sizes that training showed, from GeoTIFFs themselves or as told."""
+    rasterio = pytest.importorskip("rasterio")
+    root = tiny.make_folder(tmp_path / "tifs", count=3)
+    for path in sorted((root / "images").glob("*.png")):
+        pixels = np.array(Image.open(path)).transpose(2, 0, 1)
+        place = rasterio.transform.from_origin(400_000, 5_000_000, 0.25, 0.25)
+        profile = {"driver": "GTiff", "count": 3, "dtype": "uint8", "height": 40, "width": 40, "photometric": "RGB"}
+        with rasterio.open(path.with_suffix(".tif"), "w", crs="EPSG:32632", transform=place, **profile) as file:
+            file.write(pixels)
+        path.unlink()
+    config = config_from(tiny.settings(root, tmp_path / "run", augment={"scale": [0.5, 2.0]}))
+    info = build_model(config, open_data(config)).info
+    assert info.resolution == pytest.approx(0.25) and info.resolutions == pytest.approx((0.125, 0.5))
+    assert info.bands == ("red", "green", "blue")
+    told = config_from(tiny.settings(folder, tmp_path / "run"), ["data.resolution=0.3"])
+    assert build_model(told, open_data(told)).info.resolutions == pytest.approx((0.15, 0.6))
+    silent = config_from(tiny.settings(folder, tmp_path / "run"))
+    info = build_model(silent, open_data(silent)).info
+    assert info.resolution is None and info.resolutions is None and info.bands == ()

@@ -52,7 +52,10 @@ def _add_reading(group: Any) -> None:
         "--bands", default="", metavar="LIST", help="bands for the model, by number from 1 or name, e.g. 4,1,2"
     )
     group.add_argument(
-        "--resolution", metavar="M", help="resample to this many metres per pixel, or 'model' for the model's own"
+        "--resolution",
+        metavar="M",
+        help="resample to so many metres per pixel, to the 'model's own, or leave the 'scene' as it is "
+        "(left where the model has seen such pixels, else the nearest that it has)",
     )
     group.add_argument(
         "--any-values", action="store_true", help="take pixels unlike those the model was trained on (16 for 8 bit)"
@@ -168,12 +171,12 @@ def _words(text: str) -> tuple[str, ...]:
 def _resolution(word: str | None) -> float | str | None:
     from crispseg.errors import UserError
 
-    if word is None or word == "model":
+    if word is None or word in ("model", "scene"):
         return word
     try:
         return float(word)
     except ValueError:
-        raise UserError(f"--resolution is a number of metres or 'model', not {word!r}") from None
+        raise UserError(f"--resolution is a number of metres, 'model' or 'scene', not {word!r}") from None
 
 
 def _dry_run(args: argparse.Namespace, model: SegmentationModel, request: Request, out: Printer) -> int:

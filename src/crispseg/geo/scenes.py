@@ -22,12 +22,18 @@ from crispseg.reading import list_folder
 
 # What is taken from a folder; a file named by itself may have any name.
 _RASTER_ENDINGS = {".tif", ".tiff", ".vrt", ".png", ".jpg", ".jpeg", ".jp2", ".img", ".bmp", ".webp", ".gpkg", ".nc"}
-_RESOLUTION_TOLERANCE = 1.5  # how far a scene's pixels may differ in size from the model's without a warning
+_RESOLUTION_TOLERANCE = 1.5  # how far a scene's pixels may differ in size from the model's, where the card has no range
+_COARSEST = 4.0  # coarser scenes by this factor are not enlarged: there is nothing in them to see
+_SLACK = 1.02  # pixels are rarely of a round size
 
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """How scenes are read. `resolution` is metres per pixel, or "model" for the one the model was trained at."""
+    """How scenes are read.
+
+    `resolution` is metres per pixel, "model" for the one the model was trained at, "scene" for the scene's own, or
+    None: the scene's own where the model has seen such, else the nearest that it has.
+    """
 
     bands: tuple[str, ...] = ()
     resolution: float | str | None = None
@@ -83,9 +89,9 @@ def open_scene(path: str, model: SegmentationModel, reading: Reading) -> Scene:
         raise UserError(f"{path} has no coordinate reference system; assign one, or drop --require-crs")
     warnings += _check_values(path, source, model, reading)
     warnings += [] if grid.crs else [f"{path} has no coordinate reference system: the map will have none"]
-    resolution = _wanted_resolution(model, reading)
+    resolution, remarks = _wanted_resolution(path, grid, model, reading)
+    warnings += remarks
     if resolution is None:
-        warnings += _resolution_warnings(path, grid, model)
         map_grid = grid
     else:
         try:
@@ -145,23 +151,34 @@ def _refuse_unplaced(dataset: Any, path: str) -> None:
         )
 
 
-def _wanted_resolution(model: SegmentationModel, reading: Reading) -> float | None:
-    if reading.resolution != "model":
-        assert not isinstance(reading.resolution, str)
-        return reading.resolution
-    if model.info.resolution is None:
-        raise UserError(f"the card of model {model.name!r} does not say its resolution; give --resolution in metres")
-    return model.info.resolution
-
-
-def _resolution_warnings(path: str, grid: Grid, model: SegmentationModel) -> list[str]:
-    trained = model.info.resolution
-    if trained is None or grid.area_unit == "px":
-        return []
+def _wanted_resolution(
+    path: str, grid: Grid, model: SegmentationModel, reading: Reading
+) -> tuple[float | None, list[str]]:
+    """What to resample to, None for the scene as it is, and what the user should know about it."""
+    if reading.resolution == "model":
+        if model.info.resolution is None:
+            raise UserError(
+                f"the card of model {model.name!r} does not say its resolution; give --resolution in metres"
+            )
+        return model.info.resolution, []
+    if isinstance(reading.resolution, float | int):
+        return reading.resolution, []
+    suits = _suitable(model)
+    if suits is None or grid.area_unit == "px":
+        return None, []
     here = math.sqrt(math.prod(grid.pixel_size()))
-    if 1 / _RESOLUTION_TOLERANCE < here / trained < _RESOLUTION_TOLERANCE:
-        return []
-    return [
-        f"{path} has {here:.3g} m pixels and the model was trained at {trained:.3g} m: "
-        "expect a poor map, or pass --resolution model"
-    ]
+    if suits[0] <= here * _SLACK and here <= suits[1] * _SLACK:
+        return None, []
+    known = f"{path} has pixels of {here:.3g} m and the model was trained for {suits[0]:.3g} to {suits[1]:.3g} m"
+    nearest = suits[0] if here < suits[0] else suits[1]
+    if reading.resolution == "scene" or here > _COARSEST * suits[1]:
+        return None, [f"{known}: expect a poor map"]
+    return nearest, [f"{known}: it is resampled to {nearest:.3g} m (--resolution scene leaves it as it is)"]
+
+
+def _suitable(model: SegmentationModel) -> tuple[float, float] | None:
+    """The finest and the coarsest pixels that the model's card vouches for, in metres."""
+    info = model.info
+    if info.resolutions is not None or info.resolution is None:
+        return info.resolutions
+    return info.resolution / _RESOLUTION_TOLERANCE, info.resolution * _RESOLUTION_TOLERANCE

@@ -26,6 +26,7 @@ class ModelInfo:
     std: tuple[float, ...] = ()
     dtype: str = ""  # of the raw pixels the model was trained on, e.g. uint8
     resolution: float | None = None  # metres per pixel the model was trained at
+    resolutions: tuple[float, float] | None = None  # the finest and coarsest it has seen, with changes of scale
     temperature: float = 1.0  # logits are divided by it before they become probabilities
     training_data: str = ""
     licence: str = ""

@@ -118,7 +118,7 @@ def model_card(model: SegmentationModel) -> str:
         "Classes": ", ".join(info.classes) or str(model.num_classes),
         "Bands": ", ".join(info.bands) or str(model.in_channels),
         "Normalisation": _normalisation(info),
-        "Resolution": f"{info.resolution} m per pixel" if info.resolution else "",
+        "Resolution": _resolution(info),
         "Temperature": f"{info.temperature:.3g} (logits are divided by it)" if info.temperature != 1 else "",
         "Training data": info.training_data,
         "Licence": info.licence,
@@ -129,6 +129,12 @@ def model_card(model: SegmentationModel) -> str:
     if info.notes:
         lines += ["", "## Notes", "", info.notes]
     return "\n".join(lines) + "\n"
+
+
+def _resolution(info: ModelInfo) -> str:
+    trained = f"{info.resolution:g} m per pixel" if info.resolution else ""
+    seen = f"for pixels of {info.resolutions[0]:.3g} to {info.resolutions[1]:.3g} m" if info.resolutions else ""
+    return ", ".join(part for part in (trained, seen) if part)
 
 
 def _normalisation(info: ModelInfo) -> str:
@@ -180,8 +186,10 @@ def _refuse_newer(values: Any, folder: Path) -> None:
 def _check_card(info: ModelInfo) -> None:
     if not (info.temperature > 0 and math.isfinite(info.temperature)):
         raise UserError("info.temperature must be a positive number")
-    if not all(map(math.isfinite, (*info.mean, *info.std, info.resolution or 0.0))):
-        raise UserError("info.mean, info.std and info.resolution must be finite numbers")
+    if not all(map(math.isfinite, (*info.mean, *info.std, info.resolution or 0.0, *(info.resolutions or ())))):
+        raise UserError("info.mean, info.std, info.resolution and info.resolutions must be finite numbers")
+    if info.resolutions is not None and not 0 < info.resolutions[0] <= info.resolutions[1]:
+        raise UserError("info.resolutions must be two positive numbers, the smaller first")
     if not all(0 <= value <= 255 for colour in info.palette for value in colour):
         raise UserError("the colours of info.palette are numbers from 0 to 255")
 

@@ -127,7 +127,7 @@ def _file_source(path: str, model: SegmentationModel, any_values: bool) -> Sourc
             return _picture_source(picture, model)
     from crispseg.geo.scenes import Reading, open_scene
 
-    return open_scene(path, model, Reading(any_values=any_values)).source
+    return open_scene(path, model, Reading(resolution="scene", any_values=any_values)).source
 
 
 def _picture_source(picture: Image.Image, model: SegmentationModel) -> Source:

@@ -40,6 +40,7 @@ class DataConfig:
     protocol: str | None = None  # e.g. potsdam/paper5; none: the folder's own
     classes: str | None = None  # class table: a file, or a known set's name; none: the folder's own
     split: str | None = None  # a split.csv that is not in the folder
+    resolution: float | None = None  # metres per pixel; none: the protocol's, or what GeoTIFFs say of themselves
     bands: tuple[str, ...] | None = None  # names of the bands the images must have; none: whatever they have
     also: tuple[AlsoConfig, ...] = ()  # other sets that train along; the first alone validates
     cache: str | None = None  # folder for decoded images, when they do not fit in memory
@@ -143,6 +144,7 @@ def check(config: TrainConfig) -> None:
         "schedule.epochs": config.schedule.epochs,
         "max_minutes": config.max_minutes,
         "optimizer.lr": config.optimizer.lr,
+        "data.resolution": config.data.resolution,
     }
     for key, value in positive.items():
         if value is not None and value <= 0:

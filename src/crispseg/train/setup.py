@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -36,6 +37,7 @@ from crispseg.train.distributed import Processes
 SCRATCH = "none"  # as model.weights: a start from random weights
 # Per band of 8 bits, red, green, blue: what public checkpoints were trained with.
 IMAGENET_MEAN, IMAGENET_STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
+_ASKED = 40  # of many images, so many are asked for the size of their pixels
 _ON_VSSD = ("crisp_", "vssd_")
 _LR = 6e-4
 _PUBLIC_LR = 6e-5  # the paper's, for a checkpoint of a long training on ImageNet
@@ -185,20 +187,53 @@ def build_model(config: TrainConfig, folder: Folder) -> SegmentationModel:
     protocol = folder.protocol
     model = create_model(config.model.name, len(protocol.classes), folder.bands, **config.model.options)
     statistics, described = _facts(config, folder)
-    bands = config.data.bands or tuple(read_manifest(Path(folder.root)).get("bands", ()))
+    ground = _ground(config, folder)
     model.info = ModelInfo(
         classes=protocol.classes,
         palette=protocol.palette,
-        bands=bands,
+        bands=config.data.bands or tuple(read_manifest(Path(folder.root)).get("bands", ())) or ground.bands,
         mean=statistics.mean,
         std=statistics.std,
         dtype=folder.dtype,
-        resolution=protocol.resolution,
+        resolution=ground.middle,
+        resolutions=_seen_resolutions(config, ground),
         training_data=described,
     )
     if config.model.weights and config.model.weights != SCRATCH:
         start_from(model, Path(config.model.weights), folder)
     return model
+
+
+class _Ground(NamedTuple):
+    """The pixels' size in metres, smallest, largest and in the middle, and the bands' names."""
+
+    sizes: tuple[float, float] | None
+    middle: float | None
+    bands: tuple[str, ...]
+
+
+def _ground(config: TrainConfig, folder: Folder) -> _Ground:
+    """What the protocol says, or else GeoTIFFs themselves where rasterio is there to read them."""
+    known = config.data.resolution or folder.protocol.resolution
+    tifs = [str(record.image) for record in folder.records("train") if record.image.suffix.lower() in (".tif", ".tiff")]
+    sizes, middle = None if known is None else (known, known), known
+    bands: tuple[str, ...] = ()
+    if tifs and importlib.util.find_spec("rasterio") is not None:
+        from crispseg.geo.ground import read_ground
+
+        found = read_ground(tifs[:: max(1, len(tifs) // _ASKED)])
+        bands = found.bands if len(found.bands) == folder.bands else ()
+        if known is None:
+            sizes, middle = found.sizes, found.middle
+    return _Ground(sizes, middle, bands)
+
+
+def _seen_resolutions(config: TrainConfig, ground: _Ground) -> tuple[float, float] | None:
+    """Training shows images larger and smaller: a scale of 2 makes pixels of half the size."""
+    if ground.sizes is None:
+        return None
+    smaller, larger = config.augment.scale
+    return ground.sizes[0] / larger, ground.sizes[1] / smaller
 
 
 def _facts(config: TrainConfig, folder: Folder) -> tuple[Statistics, str]:

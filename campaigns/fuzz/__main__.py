@@ -1,4 +1,5 @@
-"""Damage every kind of file we read, and read it: each case ends in success or a UserError, within 20 s and 2 GiB.
+"""Damage every kind of file we read, and read it: each case ends in success or a UserError, within 20 s of processor
+time and 2 GiB, without network, other programs or files outside its folder.
 
     python -m campaigns.fuzz --cases 100000 --seed 1 --jobs 2 --out benchmarks/results/fuzz
     python -m campaigns.fuzz --seed 1 --only 4711          one case again, with what was said
@@ -122,7 +123,7 @@ def _markdown(record: dict[str, object]) -> str:
         f"`{record['command']}` at commit {record['commit']}: {record['cases']} cases of seed {record['seed']} in "
         f"{record['minutes']} minutes ({record['jobs']} at a time), {len(faults)} faults; the longest took "
         f"{record['longest_seconds']} s. A case damages one file and reads it; it may succeed (read) or raise a "
-        "UserError (refused) within 20 s and 2 GiB. Anything else is a fault.",
+        "UserError (refused) within 20 s of processor time and 2 GiB. Anything else is a fault.",
         "",
         "| what is read | cases | read | refused | faults |",
         "|---|---|---|---|---|",

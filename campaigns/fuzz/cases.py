@@ -23,7 +23,8 @@ from campaigns.fuzz.targets import Target, targets
 from crispseg import memory
 from crispseg.errors import UserError
 
-SECONDS = 20
+SECONDS = 20  # of processor time; a loaded machine takes longer by the clock, and is given
+CLOCK = 120
 BYTES = 2 << 30
 
 
@@ -38,7 +39,7 @@ class Outcome:
     file: str
     mutation: str
     ended: str  # "read", "refused" or "fault"
-    seconds: float = 0.0
+    seconds: float = 0.0  # of processor time
     said: str = ""  # of a UserError, or the type and message of a fault
     place: str = ""  # of a fault
 
@@ -80,10 +81,10 @@ class Bench:
         shutil.rmtree(work)
         shutil.copytree(sound, work, symlinks=True)
         _named(work, file).write_bytes(damaged)
-        start = time.monotonic()
+        start = time.process_time()
         ended, said, place = _read(target, work)
         facts = (number, target.name, file, mutation, ended)
-        return Outcome(*facts, round(time.monotonic() - start, 3), said, place)
+        return Outcome(*facts, round(time.process_time() - start, 3), said, place)
 
 
 def _named(folder: Path, file: str) -> Path:
@@ -107,7 +108,11 @@ def _read(target: Target, folder: Path) -> tuple[str, str, str]:
         said = str(error)
         ended = ("refused", said[:200], "") if said.strip() else ("fault", "a UserError without words", "")
     except TooLong as error:
-        return "fault", f"not done after {SECONDS} s", _place(traceback.extract_tb(error.__traceback__))
+        return (
+            "fault",
+            f"not done after {SECONDS} s of work or {CLOCK} s of waiting",
+            _place(traceback.extract_tb(error.__traceback__)),
+        )
     except (Exception, Escape) as error:  # what the campaign looks for
         words = " ".join(str(error).split())[:200]
         return "fault", f"{type(error).__name__}: {words}", _place(traceback.extract_tb(error.__traceback__))
@@ -129,13 +134,16 @@ def _alarm() -> Iterator[None]:
     def ring(number: int, frame: FrameType | None) -> Any:
         raise TooLong
 
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    timers = ((signal.SIGPROF, signal.ITIMER_PROF, SECONDS), (signal.SIGALRM, signal.ITIMER_REAL, CLOCK))
+    before = {number: signal.signal(number, ring) for number, _, _ in timers}
+    for _, timer, seconds in timers:
+        signal.setitimer(timer, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        for number, timer, _ in timers:
+            signal.setitimer(timer, 0)
+            signal.signal(number, before[number])
 
 
 def limit_memory() -> None:

@@ -13,6 +13,7 @@ import re
 import stat
 from collections.abc import Iterable
 from pathlib import Path
+from tokenize import TokenError
 from typing import TYPE_CHECKING, Any
 
 from crispseg.errors import UserError
@@ -40,6 +41,7 @@ DAMAGE = (
     OSError,
     RuntimeError,
     SyntaxError,
+    TokenError,  # numpy's, of the head of an array
     TypeError,
     ValueError,
 )

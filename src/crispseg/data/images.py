@@ -70,7 +70,12 @@ def read_header(source: Path | bytes, name: str | None = None) -> Header:
 
 
 def _raster_header(file: Any) -> Header:
+    if file.count > _MOST_BANDS:
+        raise UserError(f"{file.name} has {file.count} bands; {_MOST_BANDS} at most are read")
     return Header(file.width, file.height, file.count, str(np.result_type(*file.dtypes)))
+
+
+_MOST_BANDS = 1000  # no sensor has more; GDAL takes long to open each
 
 
 def _picture_header(picture: Any) -> Header:

@@ -186,7 +186,10 @@ def _read_shard(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArr
             data, offsets, labels = file["data"], file["offsets"], file["labels"]
     except (*DAMAGE, zipfile.BadZipFile, zlib.error, struct.error) as error:
         raise UserError(f"{path} is no whole shard with data, offsets and labels: {reason(error)}") from error
-    plain = all(part.ndim == 1 for part in (data, offsets, labels)) and data.dtype == np.uint8
+    plain = (
+        all(isinstance(part, np.ndarray) and part.ndim == 1 for part in (data, offsets, labels))
+        and data.dtype == np.uint8
+    )
     if not plain or offsets.dtype.kind not in "iu" or labels.dtype.kind not in "iu":
         raise UserError(f"{path} is damaged: data, offsets and labels must be lists of whole numbers")
     whole = len(offsets) == len(labels) + 1 and bool((np.diff(offsets.astype(np.int64)) > 0).all())

@@ -24,7 +24,8 @@ def test_overview_and_version(capsys):
 def test_mistakes_are_one_line_and_status_one(capsys):
     for words, message in (
         (["modles"], "unknown command 'modles'; did you mean 'models'?"),
-        (["info", "crisp_tin"], "unknown model 'crisp_tin'"),
+        (["info", "crisp_tin"], "there is no folder crisp_tin, nor a model of that name; did you mean 'crisp_tiny'?"),
+        (["info", "my/folder"], "there is no folder my/folder, nor a model of that name; `crisp models` lists them"),
         (["info", "crisp_nano", "prototyp=2"], "did you mean 'prototypes'?"),
         (["info", "crisp_nano", "--size", "0"], "--size takes"),
         (["models", "zzz*"], "no model matches"),
@@ -114,3 +115,13 @@ def test_completion_knows_verbs_and_their_words(shell, capsys):
     assert all(verb in script for verb in VERBS) and "--min-area" in script
     if shell == "bash":
         subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you ...")])
+def test_too_little_memory_is_one_line(monkeypatch, capsys, error):
+    def fill(args):
+        raise error
+
+    monkeypatch.setattr("crispseg.cli.models.run", fill)
+    assert main(["models"]) == 1
+    assert "crisp: out of memory; take smaller crops" in capsys.readouterr().err

@@ -45,7 +45,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 def test_one_model(model: str, folder: Folder, pairs: Pairs, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["eval", model, str(folder.root), "--tile", "32", "--overlap", "8", "--device", "cpu"]) == 0
     said = capsys.readouterr().out
-    out = Path("reports/meadows-toy_colour-1")
+    out = Path("reports/meadows-model-1")
     assert f"report: {out / 'report.html'}" in said and f"#{folder.protocol.hash}" in said
     values = json.loads((out / "scores.json").read_text())
     assert values["confusion"] == total(pairs).tolist()
@@ -90,7 +90,8 @@ def test_mistakes(model: str, folder: Folder, tmp_path: Path, capsys: pytest.Cap
         capsys, model, data, "--protocol", "potsdam/paper6"
     )
     assert "unknown test-time augmentation" in refused(capsys, model, data, "--tta", "flipp")
-    assert "less than the tile size" in refused(capsys, model, data, "--tile", "8", "--overlap", "9")
+    assert "less than the tile size" in refused(capsys, model, data, "--tile", "32", "--overlap", "33")
+    assert "tiles of 8 px are too small" in refused(capsys, model, data, "--tile", "8")
     assert "device 'abacus' cannot be used" in refused(capsys, model, data, "--device", "abacus")
     assert "is not an empty folder" in refused(capsys, model, data, "--out", model)
     colour_model(classes=("a", "b", "c", "d")).save(tmp_path / "four")
@@ -98,7 +99,7 @@ def test_mistakes(model: str, folder: Folder, tmp_path: Path, capsys: pytest.Cap
     colour_model(bands=4).save(tmp_path / "bands")
     assert "takes 4 bands, but the images of" in refused(capsys, "bands", data)
     (tmp_path / "nothing").mkdir()
-    assert "nothing is neither a model folder" in refused(capsys, "nothing", data)
+    assert "nothing is not a model folder" in refused(capsys, "nothing", data)
     (tmp_path / "nothing" / "config.yaml").write_text("{}")
     assert "has no best/ yet" in refused(capsys, "nothing", data)
 

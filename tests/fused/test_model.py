@@ -149,3 +149,11 @@ def test_exported_to_onnx():
     session = runtime.InferenceSession(program.model_proto.SerializeToString(), providers=["CPUExecutionProvider"])
     (found,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})
     assert relative_error(torch.from_numpy(found), model(images)) < 1e-5
+
+
+def test_a_fused_model_can_be_copied():
+    fused = small_crisp().eval().fused()
+    twin = copy.deepcopy(fused)
+    image = torch.randn(1, 3, 64, 96)
+    assert torch.equal(twin(image), fused(image))
+    assert twin.graphs is not fused.graphs and twin.graphs.function.__self__ is twin

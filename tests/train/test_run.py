@@ -13,6 +13,7 @@ import yaml
 from PIL import Image
 
 import crispseg
+from crispseg.cli.main import main
 from crispseg.cli.train import split_words
 from crispseg.data.folder import open_folder
 from crispseg.errors import UserError
@@ -303,3 +304,28 @@ def test_cards_remember_the_ground(folder, tmp_path):
     silent = config_from(tiny.settings(folder, tmp_path / "run"))
     info = build_model(silent, open_data(silent)).info
     assert info.resolution is None and info.resolutions is None and info.bands == ()
+
+
+def test_a_crop_of_nothing_but_padding_is_refused(folder, tmp_path):
+    with pytest.raises(UserError, match=r"crop 100000 is 2500 times as long as the longest training image \(40 px\)"):
+        loop.train(config_from(tiny.settings(folder, tmp_path / "run", crop=100_000)))
+
+
+def test_an_interrupted_run_can_be_loaded_scored_and_used(folder, tmp_path, monkeypatch, capsys):
+    """best/ is there from the first validation on, and a run's name stands for it in every verb."""
+    out = tmp_path / "squares-run"
+    monkeypatch.setattr(loop.Trainer, "asked_to_stop", lambda self: self.done == 2)
+    loop.train(config_from(tiny.settings(folder, out)))
+    with pytest.raises(UserError, match="has no best/ yet: it comes with the first validation"):
+        crispseg.load(out)
+    monkeypatch.setattr(loop.Trainer, "asked_to_stop", lambda self: self.done == 12)
+    assert not loop.resume(out).finished
+    model = crispseg.load(out)
+    assert model.info.dtype == "uint8" and 0 <= model.info.scores["mIoU"] <= 1
+    capsys.readouterr()
+    monkeypatch.chdir(tmp_path)
+    image = next((folder / "images").iterdir())
+    assert main(["predict", str(image), "-o", "map.tif", "-m", str(out), "--quiet"]) == 0
+    assert main(["eval", str(out), str(folder), "--quiet", "--json", "--device", "cpu"]) == 0
+    assert [path.name for path in (tmp_path / "reports").iterdir()] == ["squares-run-1"]
+    assert main(["info", str(out), "--size", "64"]) == 0

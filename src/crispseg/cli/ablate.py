@@ -67,6 +67,10 @@ def run(args: argparse.Namespace) -> None:
         runs = {one.name: {"state": store.state(one), "uses": [str(u) for u in plan.uses(one)]} for one in plan.runs}
         out.result(runs, listing(plan, store))
         return
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the folder {args.out}: {error.strerror}; choose another with --out") from error
     problems: list[str] = []
     try:
         if not args.report:

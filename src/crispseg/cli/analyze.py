@@ -51,13 +51,13 @@ def run(args: argparse.Namespace) -> int:
     from crispseg.analysis import Settings, write_analysis
     from crispseg.analysis.tables import scores
     from crispseg.cli.printer import Printer
-    from crispseg.evaluate.opening import open_data, open_model
+    from crispseg.evaluate.opening import open_data, open_model, report_label
     from crispseg.evaluate.report import reserved
 
     opened = [open_model(path) for path in (args.model, args.against) if path is not None]
     folder = open_data(args.data, opened, args.protocol, args.classes, args.split_file)
     settings = Settings(args.images, args.pictures, args.limit, args.band, args.cutoff, args.focus)
-    label = "-".join(["analysis", folder.protocol.dataset, opened[0].model.name])
+    label = f"analysis-{report_label(folder.protocol.dataset, opened[:1])}"
     with reserved(args.out, label, first=True) as place:
         analysis = _analyze(opened, folder, settings, args)
         page = write_analysis(analysis, place)

@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from crispseg.cli.printer import Printer
-    from crispseg.evaluate.opening import open_data, open_model
+    from crispseg.evaluate.opening import open_data, open_model, report_label
     from crispseg.evaluate.report import reserved
     from crispseg.predict.work import find_device
     from crispseg.train.distributed import join_processes
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"crisp eval compares two models, not {len(args.models)}: crisp eval A B DATA")
     opened = [open_model(path) for path in args.models]
     folder = open_data(args.data, opened, args.protocol, args.classes, args.split_file)
-    label = "-".join([folder.protocol.dataset, *(each.model.name for each in opened)])
+    label = report_label(folder.protocol.dataset, opened)
     with join_processes(str(find_device(args.device))) as processes, reserved(args.out, label, processes.first) as out:
         evaluations = [_evaluate(each, folder, args, processes) for each in opened]
         if processes.first:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from crispseg.errors import UserError
     from crispseg.models.base import SegmentationModel
     from crispseg.models.summary import Summary
 
@@ -52,6 +53,7 @@ def _describe_model(args: argparse.Namespace) -> int:
     from crispseg import config as configs
     from crispseg.cli.printer import Printer, plain
     from crispseg.errors import UserError
+    from crispseg.models.registry import list_models
     from crispseg.models.shipped import is_saved
     from crispseg.models.summary import summarize
 
@@ -64,6 +66,8 @@ def _describe_model(args: argparse.Namespace) -> int:
         if args.options:
             raise UserError("a saved model's options are fixed; give a model name to try others")
         model = crispseg.load(args.what, num_classes=classes)
+    elif args.what not in list_models():
+        raise _unknown(args.what)
     else:
         with torch.device("meta"):
             options = configs.parse_overrides(args.options)
@@ -73,6 +77,16 @@ def _describe_model(args: argparse.Namespace) -> int:
     values = {"model": model.name, "classes": model.num_classes, "bands": model.in_channels, "size": [height, width]}
     Printer.of(args).result(values | plain(summary), *_shown(model, summary, height, width))
     return 0
+
+
+def _unknown(word: str) -> UserError:
+    """What it might have been: a path has no model's name, and 22 names help nobody who mistyped a folder."""
+    from crispseg.errors import UserError, nearest
+    from crispseg.models.registry import list_models
+    from crispseg.models.shipped import list_shipped
+
+    hint = "" if "/" in word else nearest(word, [*list_models(), *list_shipped()])
+    return UserError(f"there is no folder {word}, nor a model of that name{hint or '; `crisp models` lists them'}")
 
 
 def _shown(model: SegmentationModel, summary: Summary, height: int, width: int) -> list[Any]:

@@ -55,6 +55,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("crisp: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        print("crisp: out of memory; take smaller crops, tiles or batches, or a smaller model", file=sys.stderr)
+        return 1
     except BrokenPipeError:  # the reader of our output (head, less) has gone; there is nobody to tell
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -69,6 +74,12 @@ def _run_verb(verb: str, words: list[str]) -> int:
     )
     _add_words(parser, module)
     return module.run(parser.parse_intermixed_args(words)) or 0
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Torch has its own name for it on a GPU, and none on a CPU."""
+    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return named or "can't allocate memory" in str(error)
 
 
 def _add_words(parser: argparse.ArgumentParser, module: Any) -> None:

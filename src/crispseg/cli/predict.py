@@ -3,7 +3,8 @@
     crisp predict scene.tif -o map.tif --model MODEL
     crisp predict folder/ more.tif -o maps/ --model MODEL --polygons gpkg --confidence
 
-MODEL is the folder of a saved model or the name of one that comes with crispseg; without it, one of those is used.
+MODEL is the folder of a saved model or of a training run, or the name of one that comes with crispseg; without it,
+one of those is used.
 A run that was interrupted or killed goes on where it stopped when the same command is given again.
 """
 
@@ -39,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="OUT",
         help="a .tif for one scene, else a folder; or s3://...",
     )
-    parser.add_argument("-m", "--model", help="a saved model's folder, or a shipped model's name")
+    parser.add_argument("-m", "--model", help="a saved model's or a run's folder, or a shipped model's name")
     parser.add_argument("--dry-run", action="store_true", help="only say how many tiles, how much memory and time")
     add_existing(parser)
     _add_reading(parser.add_argument_group("reading"))
@@ -110,17 +111,21 @@ def run(args: argparse.Namespace) -> int:
     from crispseg.predict.batch import predict_scenes
     from crispseg.predict.progress import Bar
 
-    with Bar(silent=out.quiet) as bar:
-        report = predict_scenes(
-            args.scenes,
-            args.output,
-            model,
-            request,
-            engine=args.engine,
-            existing=args.existing,
-            watcher=bar,
-            scratch=args.scratch,
-        )
+    try:
+        with Bar(silent=out.quiet) as bar:
+            report = predict_scenes(
+                args.scenes,
+                args.output,
+                model,
+                request,
+                engine=args.engine,
+                existing=args.existing,
+                watcher=bar,
+                scratch=args.scratch,
+            )
+    except KeyboardInterrupt:
+        out.warn("what is finished is kept; the same command goes on where it stopped")
+        raise
     return _tell(report, out)
 
 

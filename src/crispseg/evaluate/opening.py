@@ -7,14 +7,13 @@ from typing import Any, NamedTuple, TypedDict
 
 from crispseg import config as configs
 from crispseg.data.folder import Folder, open_folder
-from crispseg.errors import UserError
 from crispseg.models.base import SegmentationModel
-from crispseg.models.folder import CONFIG, ONNX, load
-from crispseg.models.shipped import find_folder
+from crispseg.models.folder import load
+from crispseg.models.shipped import RUN_CONFIG, find_folder, run_of
 from crispseg.reading import read_json
 from crispseg.train.run_folder import recorded_split
 
-_RUN_CONFIG, _RUN_PROTOCOL, _BEST = "config.yaml", "protocol.json", "best"
+_RUN_PROTOCOL = "protocol.json"
 
 
 class _RunProtocol(TypedDict, total=False):
@@ -38,22 +37,15 @@ class Opened(NamedTuple):
     source: str  # as the user wrote it
     run: Path | None  # the training run it came from, if that is at hand
 
+    @property
+    def label(self) -> str:
+        """A name for files about this model: that of its run, of its folder, or of the shipped model."""
+        return (Path(self.source) if self.run is None else self.run).resolve().name
+
 
 def open_model(path: str) -> Opened:
-    """A folder saved by `model.save`, a run's folder (its best weights), or a model that comes with crispseg."""
-    if Path(path).suffix.lower() == ONNX:
-        return Opened(load(path), path, None)
-    folder = find_folder(path)
-    if (folder / CONFIG).is_file():
-        run = folder.parent if folder.name == _BEST and (folder.parent / _RUN_CONFIG).is_file() else None
-        return Opened(load(folder), path, run)
-    if (folder / _BEST / CONFIG).is_file():
-        return Opened(load(folder / _BEST), path, folder)
-    if (folder / _RUN_CONFIG).is_file():
-        raise UserError(
-            f"the run in {folder} has no {_BEST}/ yet, because it is not finished: crisp train --resume {folder}"
-        )
-    raise UserError(f"{folder} is neither a model folder (it has no {CONFIG}) nor a training run")
+    """What `load` opens, and the training run that it came from."""
+    return Opened(load(path), path, run_of(find_folder(path)))
 
 
 def open_data(
@@ -66,8 +58,8 @@ def open_data(
     """The data folder. Where nothing else is said, a model trained on it is scored on its own training's split."""
     if protocol is None and classes is None and split_file is None:
         for run in (each.run for each in opened if each.run is not None):
-            given: Any = configs.read_yaml(run / _RUN_CONFIG).get("data", {})
-            data: _RunData = configs.checked(_RunData, given, f"{run / _RUN_CONFIG}: data")
+            given: Any = configs.read_yaml(run / RUN_CONFIG).get("data", {})
+            data: _RunData = configs.checked(_RunData, given, f"{run / RUN_CONFIG}: data")
             if Path(data.get("path", "")).resolve() == Path(path).resolve():
                 protocol, classes, split_file = data.get("protocol"), data.get("classes"), data.get("split")
                 recorded = recorded_split(run) if protocol is None and split_file is None else None
@@ -75,6 +67,12 @@ def open_data(
                     return open_folder(path, classes=classes, split=recorded, unlisted="unused")
                 break
     return open_folder(path, protocol=protocol, classes=classes, split=split_file)
+
+
+def report_label(dataset: str, opened: list[Opened]) -> str:
+    """DATA-MODEL, or DATA-A-B; a run that is named after its data does not name it again."""
+    labels = [each.label.removeprefix(f"{dataset}-") for each in opened]
+    return "-".join([dataset, *labels])
 
 
 def training_notes(opened: Opened, folder: Folder, split: str | None) -> list[str]:

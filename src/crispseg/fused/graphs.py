@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import threading
 import warnings
 from collections import OrderedDict
@@ -114,6 +115,10 @@ class GraphCache:
         self.recordings: OrderedDict[Any, Recording | None] = OrderedDict()  # None: cannot be recorded
         self._lock = threading.Lock()
         self._last: Any = None  # the stream of the latest replay, and the event at its end
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> GraphCache:
+        """A copy's function is another's, and records anew."""
+        return GraphCache(copy.deepcopy(self.function, memo), self.shapes)
 
     def __call__(self, image: Tensor) -> Tensor:
         with self._lock, torch.cuda.device(image.device):

@@ -62,8 +62,8 @@ def load(
         model = crispseg.load("crisp_nano_dubai")
 
     Args:
-        folder: What `model.save` wrote, `best/` of a training run, the name of a model that comes with crispseg, or an
-            ONNX file written by `crisp export`.
+        folder: What `model.save` wrote, a training run (its best weights so far), the name of a model that comes with
+            crispseg, or an ONNX file written by `crisp export`.
         num_classes: How many classes you expect; another number is an error.
         device: Where to put it.
     """

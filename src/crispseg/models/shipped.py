@@ -9,6 +9,7 @@ from typing import Any
 
 from crispseg.errors import UserError, nearest
 
+RUN_CONFIG, BEST = "config.yaml", "best"  # of a training run's folder
 DEFAULT = "crisp_nano_dubai"  # used by `crisp predict` and `crisp demo` when no model is given
 _FOLDER = Path(__file__).parents[1] / "shipped"
 
@@ -23,8 +24,13 @@ def is_saved(word: str | os.PathLike[str]) -> bool:
 
 
 def find_folder(word: str | os.PathLike[str]) -> Path:
-    """The folder meant by a path or by the name of a shipped model; what lies at the path wins."""
+    """The model folder meant by a path, by a training run (its best weights so far) or by the name of a shipped model;
+    what lies at the path wins."""
     path, name = Path(word), os.fspath(word)
+    if (path / RUN_CONFIG).is_file() and not (path / "config.json").is_file():
+        if not (path / BEST / "config.json").is_file():
+            raise UserError(f"the run in {path} has no {BEST}/ yet: it comes with the first validation")
+        return path / BEST
     if path.exists():
         return path
     shipped = list_shipped()
@@ -35,6 +41,12 @@ def find_folder(word: str | os.PathLike[str]) -> Path:
         hint = "; give one written by model.save or by `crisp train`"
         hint += f", or the name of one that comes with crispseg: {', '.join(shipped)}" if shipped else ""
     raise UserError(f"there is no model folder {name}{hint}")
+
+
+def run_of(folder: Path) -> Path | None:
+    """The training run whose best weights this model folder holds, if it is one's."""
+    run = folder.parent
+    return run if folder.name == BEST and (run / RUN_CONFIG).is_file() else None
 
 
 def read_card(name: str) -> dict[str, Any]:

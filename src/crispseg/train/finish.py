@@ -66,12 +66,18 @@ def finish(
         best = score()
     values = {**facts, "best_step": best_step, "last": last, "best": best}
     if processes.first:
-        model = stepper.model
-        kept = {name: value for name, value in best.items() if not isinstance(value, dict | list)}
-        scores = {"protocol": facts["protocol"], **kept}
-        model.info = dataclasses.replace(model.info, scores=scores, temperature=chosen.get("temperature", 1.0))
-        with stepper.final_weights():
-            model.save(out / "best")
+        save_best(out, stepper, facts["protocol"], best, chosen)
         write_json(out / RESULT, values)
     processes.wait()
     return values
+
+
+def save_best(out: Path, stepper: Stepper, protocol: str, scores: Scores, chosen: Mapping[str, Any]) -> None:
+    """The model as it is, with its scores, as the folder best/; there from the first validation on."""
+    model, before = stepper.model, stepper.model.info
+    kept = {name: value for name, value in scores.items() if not isinstance(value, dict | list)}
+    told = {"protocol": protocol, **kept}
+    model.info = dataclasses.replace(before, scores=told, temperature=chosen.get("temperature", 1.0))
+    with stepper.final_weights():
+        model.save(out / "best")
+    model.info = before  # the run may go on

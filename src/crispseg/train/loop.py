@@ -26,7 +26,7 @@ from crispseg.train import run_folder
 from crispseg.train.checkpoint import BEST, LAST, State, load_checkpoint, remove_leftovers, save_checkpoint
 from crispseg.train.config import MACHINE_KEYS, TrainConfig, config_from
 from crispseg.train.distributed import Processes, is_first, join_processes
-from crispseg.train.finish import Result, Scores, finish
+from crispseg.train.finish import Result, Scores, finish, save_best
 from crispseg.train.log import MetricsLog
 from crispseg.train.meter import Meter
 from crispseg.train.progress import Progress
@@ -281,6 +281,8 @@ class Trainer:
             }
             # before last.pt: killed between the two, the resumed run comes by here again
             self._write(BEST)
+            if self.processes.first:
+                save_best(self.out, self.stepper, self._score_line(), found.scores, self.best)
 
     def _judge(self, images: SegmentationDataset, boundaries: bool) -> Validation:
         """Scores of the weights as they are; of boundaries too, where there are labels for them."""
@@ -346,6 +348,9 @@ class Trainer:
     def _elapsed(self) -> float:
         return round(self.seconds + time.monotonic() - self.started, 2)
 
+    def _score_line(self) -> str:
+        return run_folder.score_line(self.folder.protocol, self.config.val_images)
+
     def _greeting(self) -> str:
         if self.done:
             return f"{self.out}: going on after step {self.done} of {self.steps}"
@@ -357,7 +362,7 @@ class Trainer:
             f"{len(self.folder.records('train'))} training and {len(self.folder.records('val'))} validation images; "
             f"{self.steps} steps of {self.batch_size} crops of {self.config.crop} px\n"
             f"starts from {model.origin}\n"
-            f"{run_folder.score_line(self.folder.protocol, self.config.val_images)}\n{self.shares}\n"
+            f"{self._score_line()}\n{self.shares}\n"
             + "".join(f"warning: {text}\n" for text in self.shares.warnings)
             + f"run folder {self.out}"
         )

@@ -47,6 +47,7 @@ _STEPS = {"cuda": 4000, "cpu": 300}  # some ten minutes, on a present-day GPU an
 _VALIDATIONS = {"cuda": 10, "cpu": 3}
 _LARGEST_CROP = {"cuda": 1 << 30, "cpu": 256}
 _STRIDE = 32  # of the coarsest features
+_MOST_PADDING = 8  # a crop may be so many times as long as the longest image, which may be enlarged into it
 
 
 def default_weights(name: str, options: Mapping[str, Any]) -> str:
@@ -89,7 +90,8 @@ def open_data(config: TrainConfig, recorded: Mapping[str, str] | None = None) ->
 
 def read_labels(folder: Folder, processes: Processes) -> SplitShares:
     """Read every mask that the run will need, each process its part: a fault is told now and not hours later."""
-    read_all_labels(folder, ("train", "val"), processes.gather, slice(processes.rank, None, processes.count))
+    splits = dict.fromkeys(("train", "val", folder.protocol.scored_split))
+    read_all_labels(folder, splits, processes.gather, slice(processes.rank, None, processes.count))
     return split_shares(folder)
 
 
@@ -103,6 +105,7 @@ def complete(config: TrainConfig, folder: Folder, device: str) -> TrainConfig:
     lr = config.optimizer.lr or (_PUBLIC_LR if start != SCRATCH and Path(start).is_file() else _LR)
     batch_size = config.batch_size or _BATCH[device]
     crop = config.crop or _choose_crop(folder, device)
+    _refuse_padding(crop, folder)
     chosen = dataclasses.replace(
         config,
         data=_with_whole_paths(config.data),
@@ -130,10 +133,23 @@ def _with_whole_paths(data: DataConfig) -> DataConfig:
     return dataclasses.replace(data, path=str(Path(data.path).resolve()), also=also)
 
 
+def _refuse_padding(crop: int, folder: Folder) -> None:
+    longest = _longest_side(folder)
+    if crop > _MOST_PADDING * longest:
+        raise UserError(
+            f"crop {crop} is {crop / longest:.0f} times as long as the longest training image ({longest} px): crops "
+            f"would be nothing but padding; give at most {_MOST_PADDING * longest}, better {longest} or less"
+        )
+
+
+def _longest_side(folder: Folder) -> int:
+    return max(max(record.height, record.width) for record in folder.records("train"))
+
+
 def _choose_crop(folder: Folder, device: str) -> int:
     """The protocol's crop, but no more than the machine bears or the largest image fills."""
-    longest = max(max(record.height, record.width) for record in folder.records("train"))
-    return min(folder.protocol.crop, _LARGEST_CROP[device], math.ceil(longest / _STRIDE) * _STRIDE)
+    filled = math.ceil(_longest_side(folder) / _STRIDE) * _STRIDE
+    return min(folder.protocol.crop, _LARGEST_CROP[device], filled)
 
 
 def choose_precision(device: str) -> Precision:

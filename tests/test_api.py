@@ -103,7 +103,7 @@ def test_predict(run, folder, tmp_path):
     with rasterio.open(tmp_path / "map.tif") as made:
         model = crispseg.load(run[0].weights)
         assert np.array_equal(made.read(1), crispseg.segment(str(scene), model, tile=32))
-    with pytest.raises(crispseg.UserError, match="is there already"):
+    with pytest.raises(crispseg.UserError, match="there already"):
         crispseg.predict([scene], tmp_path / "map.tif", run[0].weights)
     with pytest.raises(crispseg.UserError, match="shape the polygons"):
         crispseg.predict(scene, tmp_path / "b.tif", run[0].weights, simplify=1)

@@ -169,6 +169,9 @@ def predict(
     min_area: float = 0.0,
     simplify: float = 0.0,
     compress: str = "deflate",
+    asset: str = "",
+    stac: bool = False,
+    scratch: str | None = None,
     watcher: Watcher | None = None,
 ) -> tuple[MapResult, ...]:
     """Make georeferenced class maps of whole scenes, in bounded memory, as `crisp predict` does.
@@ -179,8 +182,8 @@ def predict(
     For an image that fits into memory, `crispseg.segment` gives its class map as an array.
 
     Args:
-        scenes: Rasters, VRTs or folders of rasters: one or several.
-        output: A `.tif` for one scene, else a folder.
+        scenes: Rasters, VRTs, folders of rasters or STAC files: one or several; also `s3://`, `gs://`, `az://`, `https://`.
+        output: A `.tif` for one scene, else a folder; also `s3://`, `gs://`, `az://`.
         model: A model, the folder of a saved one or of a training run (its best weights), or a shipped model's name.
         bands: The scene's bands for the model, by number from 1 or by name; empty: chosen by what the file says.
         resolution: Resample to so many metres per pixel, or `"model"` for the model's own, `"scene"` for the scene's;
@@ -200,10 +203,13 @@ def predict(
         confidence: Also write `OUT_confidence.tif`.
         probabilities: Also write `OUT_probabilities.tif`, a band per class.
         boundaries: Also write `OUT_boundaries.tif`, 1 where classes meet.
-        polygons: Also write polygons: a `.gpkg`, `.geojson` or `.fgb` file, or just `gpkg` to put one beside each map.
+        polygons: Also write a `.gpkg`, `.geojson`, `.fgb` or `.parquet`; just `gpkg` puts one beside each map.
         min_area: Merge regions smaller than so many square metres into their neighbours (polygons only).
         simplify: Simplify outlines by so many metres (polygons only).
         compress: `deflate`, `zstd` or `lzw`.
+        asset: Which asset of STAC items to read.
+        stac: Also write a STAC item beside each map; scenes from STAC files always get one.
+        scratch: The folder in which outputs of object stores are made.
         watcher: Is told how each scene comes along.
 
     Returns:
@@ -228,10 +234,19 @@ def predict(
         MapChoice(confidence, probabilities, boundaries, compress),
         PolygonChoice(polygons, min_area, simplify) if polygons else None,
         Pace(batch_size, workers),
+        stac,
     )
     paths = [os.fspath(scenes)] if isinstance(scenes, str | os.PathLike) else [os.fspath(scene) for scene in scenes]
     report = predict_scenes(
-        paths, os.fspath(output), _open_model(model).model, request, engine=engine, existing=existing, watcher=watcher
+        paths,
+        os.fspath(output),
+        _open_model(model).model,
+        request,
+        engine=engine,
+        existing=existing,
+        watcher=watcher,
+        scratch=scratch,
+        asset=asset,
     )
     if report.failures:
         raise UserError("; ".join(f"{scene}: {reason}" for scene, reason in report.failures))

@@ -17,7 +17,7 @@ def test_files_and_folders_are_found_once_and_in_order(tmp_path):
         (tmp_path / name).touch()
     (tmp_path / "sub.tif").mkdir()
     found = find_scenes([str(tmp_path / "b.tif"), str(tmp_path), "elsewhere.tif"])
-    assert found == [str(tmp_path / "b.tif"), str(tmp_path / "a.PNG"), "elsewhere.tif"]
+    assert [scene.path for scene in found] == [str(tmp_path / "b.tif"), str(tmp_path / "a.PNG"), "elsewhere.tif"]
     with pytest.raises(UserError, match="holds no rasters"):
         find_scenes([str(tmp_path / "sub.tif")])
 

@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "scenes",
         nargs="+",
         metavar="SCENE",
-        help="rasters, VRTs, folders; s3://, gs://, az://, https://",
+        help="rasters, folders, STAC .json; also s3://, https://",
     )
     parser.add_argument(
         "-o",
@@ -61,6 +61,7 @@ def _add_reading(group: Any) -> None:
     group.add_argument(
         "--any-values", action="store_true", help="take pixels unlike those the model was trained on (16 for 8 bit)"
     )
+    group.add_argument("--asset", default="", metavar="KEY", help="which asset of STAC items to read")
     group.add_argument("--require-crs", action="store_true", help="refuse scenes without a reference system")
     group.add_argument(
         "--allow-drivers", default="", metavar="LIST", help="GDAL drivers to read with beside the usual ones, or all"
@@ -94,6 +95,7 @@ def _add_output(group: Any) -> None:
     group.add_argument(
         "--simplify", type=float, default=0.0, metavar="M", help="simplify outlines; shared edges stay shared"
     )
+    group.add_argument("--stac", action="store_true", help="a STAC item beside each map (STAC scenes always get one)")
     group.add_argument("--scratch", metavar="DIR", help="where remote outputs are made (a folder of the user's cache)")
     group.add_argument("--compress", default="deflate", choices=("deflate", "zstd", "lzw"))
 
@@ -122,6 +124,7 @@ def run(args: argparse.Namespace) -> int:
                 existing=args.existing,
                 watcher=bar,
                 scratch=args.scratch,
+                asset=args.asset,
             )
     except KeyboardInterrupt:
         out.warn("what is finished is kept; the same command goes on where it stopped")
@@ -166,6 +169,7 @@ def make_request(args: argparse.Namespace) -> Request:
         MapChoice(args.confidence, args.probabilities, args.boundaries, args.compress),
         PolygonChoice(args.polygons, args.min_area, args.simplify) if args.polygons else None,
         Pace(args.batch_size, args.workers),
+        args.stac,
     )
 
 
@@ -194,7 +198,7 @@ def _dry_run(args: argparse.Namespace, model: SegmentationModel, request: Reques
     estimate = _plan_as_one_image if args.exact else _plan_in_tiles
     values, texts, failures = [], [], []
     _, made_as = find_landing(args.output, args.scratch)
-    for scene in choose_targets(find_scenes(args.scenes), made_as, request):
+    for scene in (found.path for found in choose_targets(find_scenes(args.scenes, args.asset), made_as, request)):
         try:
             plan, text = estimate(scene, model, request)
             values.append({"scene": scene, **plain(plan)})

@@ -14,6 +14,8 @@ from crispseg.errors import UserError
 from crispseg.geo.bands import alpha_of_shades, band_names, choose_bands
 from crispseg.geo.grid import Grid
 from crispseg.geo.reader import RasterSource, open_raster, palette, raster_files
+from crispseg.geo.stac.read import SourceItem, is_catalogue, read_catalogue
+from crispseg.geo.store import gdal_name, is_remote
 from crispseg.models.base import SegmentationModel
 from crispseg.predict import values
 from crispseg.predict.resample import ResampledSource
@@ -55,19 +57,39 @@ class Scene:
     told: str = ""  # which bands are read, at which scale, in one line
 
 
-def find_scenes(words: Sequence[str]) -> list[str]:
-    """Files named one by one and all rasters of folders, in order, each once."""
-    found: dict[str, None] = {}
+@dataclasses.dataclass(frozen=True, eq=False)
+class Found:
+    """A scene by its path, what the files made from it are called, and the STAC item it came from."""
+
+    path: str
+    name: str
+    item: SourceItem | None = None
+
+
+def find_scenes(words: Sequence[str], asset: str = "") -> list[Found]:
+    """Files named one by one, all rasters of folders, and the items of STAC files, in order, each once.
+
+    `asset` is the one to read of STAC items.
+    """
+    found: dict[str, Found] = {}
     for word in words:
-        path = Path(word)
-        if not path.is_dir():
-            found[word] = None
-            continue
+        for scene in _scenes_of(word, asset):
+            found.setdefault(scene.path, scene)
+    if asset and not any(scene.item for scene in found.values()):
+        raise UserError("--asset names an asset of STAC items, but no scene is one (.json)")
+    return list(found.values())
+
+
+def _scenes_of(word: str, asset: str) -> list[Found]:
+    path = Path(word)
+    if path.is_dir():
         inside = sorted(str(p) for p in list_folder(path) if p.suffix.lower() in _RASTER_ENDINGS and p.is_file())
         if not inside:
             raise UserError(f"the folder {path} holds no rasters ({', '.join(sorted(_RASTER_ENDINGS))})")
-        found.update(dict.fromkeys(inside))
-    return list(found)
+        return [Found(name, Path(name).stem) for name in inside]
+    if is_catalogue(word):
+        return [Found(scene.path, scene.name, scene.item) for scene in read_catalogue(word, asset)]
+    return [Found(word, Path(word.partition("?")[0] if is_remote(word) else word).stem)]
 
 
 def scene_files(path: str, drivers: tuple[str, ...] = ()) -> tuple[str, ...]:
@@ -144,10 +166,10 @@ def _refuse_unplaced(dataset: Any, path: str) -> None:
         how, words = "arrays of coordinates", "-geoloc"
     if how:
         system = ":".join((crs and crs.to_authority()) or ("EPSG", "4326"))
-        name = Path(path)
+        rectified = Path(path).with_name(f"{Path(path).stem}_rectified.tif") if not is_remote(path) else "rectified.tif"
         raise UserError(
             f"{path} is placed by {how} alone, not by a grid; rectify it first: "
-            f"gdalwarp {words} -r bilinear -t_srs {system} {path} {name.with_name(f'{name.stem}_rectified.tif')}"
+            f"gdalwarp {words} -r bilinear -t_srs {system} {gdal_name(path)} {rectified}"
         )
 
 

@@ -15,7 +15,8 @@ import torch
 from crispseg.errors import UserError, unknown
 from crispseg.geo.landing import Landing, RemoteLanding, find_landing
 from crispseg.geo.maps import Legend, style_paths
-from crispseg.geo.scenes import find_scenes, scene_files
+from crispseg.geo.scenes import Found, find_scenes, scene_files
+from crispseg.geo.stac.read import need_pystac
 from crispseg.geo.store import is_remote
 from crispseg.models.base import SegmentationModel
 from crispseg.outputs import EXISTING, refuse_inputs, there
@@ -45,18 +46,25 @@ def predict_scenes(
     existing: str = "refuse",
     watcher: Watcher | None = None,
     scratch: str | None = None,
+    asset: str = "",
 ) -> Report:
     """Make maps of files and folders of files. One file may be given the output's name; several need a folder.
 
     `existing` says what to do when an output is there already: refuse, skip or replace. An output in an object store
-    (s3://, gs://, az://) is made in the folder `scratch` and uploaded.
+    (s3://, gs://, az://) is made in the folder `scratch` and uploaded. Scenes may be STAC files, of whose items `asset`
+    is read; beside each of their maps there is an item, too.
     """
     if existing not in EXISTING:
         raise unknown("way to treat existing files", existing, EXISTING)
     check_card(model)
     landing, made_as = find_landing(output, scratch)
     request = _with_polygons_here(request, landing)
-    targets = choose_targets(find_scenes(scenes), made_as, request)
+    found = find_scenes(scenes, asset)
+    if any(scene.item for scene in found):
+        request = dataclasses.replace(request, stac=True)
+    if request.stac:
+        need_pystac()
+    targets = choose_targets(found, made_as, request)
     landing.check_writable()
     legend = Legend.of(model, weights_version(model))
     results, skipped, failures = [], [], []
@@ -69,15 +77,16 @@ def predict_scenes(
                 styles = style_paths(target).values()  # earlier versions made none
                 if is_waiting(target) or landing.check_existing(request.outputs(target).values(), existing, styles):
                     watching = watcher or Watcher()
-                    made = predict_scene(scene, target, model, legend, request, runner, watching, existing, landing)
+                    words = (model, legend, request, runner, watching, existing, landing)
+                    made = predict_scene(scene.path, target, *words, item=scene.item)
                     results.append(made)
                 else:
                     skipped.append(landing.name(target))
             except UserError as error:
-                failures.append((scene, str(error)))
+                failures.append((scene.path, str(error)))
             except Exception as error:  # whatever is wrong with one scene, the others are made
-                _log.debug("%s failed", scene, exc_info=True)
-                failures.append((scene, f"unexpected {type(error).__name__}: {error}"))
+                _log.debug("%s failed", scene.path, exc_info=True)
+                failures.append((scene.path, f"unexpected {type(error).__name__}: {error}"))
     return Report(tuple(results), tuple(skipped), tuple(failures))
 
 
@@ -92,7 +101,7 @@ def _with_polygons_here(request: Request, landing: Landing) -> Request:
     return dataclasses.replace(request, polygons=dataclasses.replace(polygons, to=str(landing.staging / name)))
 
 
-def choose_targets(scenes: Sequence[str], output: str, request: Request) -> dict[str, Path]:
+def choose_targets(scenes: Sequence[Found], output: str, request: Request) -> dict[Found, Path]:
     """Where each scene's map goes: the output itself for a single scene, else a file of its name in that folder."""
     out = Path(output)
     is_file = out.suffix.lower() in (".tif", ".tiff") and not out.is_dir()
@@ -103,7 +112,7 @@ def choose_targets(scenes: Sequence[str], output: str, request: Request) -> dict
     elif out.suffix and not out.is_dir() and not output.endswith("/"):
         raise UserError(f"maps are GeoTIFFs: the output must end in .tif or be a folder, not {out}")
     else:
-        targets = {scene: out / f"{Path(scene.partition('?')[0]).stem}.tif" for scene in scenes}
+        targets = {scene: out / f"{scene.name}.tif" for scene in scenes}
     twice = [target for target, count in Counter(targets.values()).items() if count > 1]
     if twice:
         raise UserError(f"two scenes would both be written to {twice[0]}; run them with different outputs")
@@ -113,7 +122,10 @@ def choose_targets(scenes: Sequence[str], output: str, request: Request) -> dict
     twice = [path for path, count in outputs.items() if count > 1]
     if twice:
         raise UserError(f"two outputs would both be {twice[0]}; run the scenes with different outputs")
-    refuse_inputs(outputs, _files_of(scenes, request.reading.drivers if any(map(there, outputs)) else None))
+    refuse_inputs(
+        outputs,
+        _files_of([scene.path for scene in scenes], request.reading.drivers if any(map(there, outputs)) else None),
+    )
     return targets
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from crispseg import __version__, config, memory
 from crispseg.errors import UserError
+from crispseg.files import write_text
 from crispseg.fingerprint import stamps
 from crispseg.geo import store
 from crispseg.geo.landing import Landing, check_room
@@ -19,6 +20,8 @@ from crispseg.geo.maps import Legend, MapChoice, style_paths, write_maps
 from crispseg.geo.polygons import PolygonChoice, polygon_file, write_polygons
 from crispseg.geo.regions import MapRows, in_parts
 from crispseg.geo.scenes import Reading, Scene, open_scene
+from crispseg.geo.stac.read import SourceItem
+from crispseg.geo.stac.write import Made, item_path, map_item
 from crispseg.models.base import SegmentationModel
 from crispseg.outputs import Workplace, claiming, refuse_inputs, there, work_folder
 from crispseg.predict.bands import Pace
@@ -41,6 +44,7 @@ class Request:
     maps: MapChoice = dataclasses.field(default_factory=MapChoice)
     polygons: PolygonChoice | None = None
     pace: Pace = dataclasses.field(default_factory=Pace)
+    stac: bool = False  # a STAC item beside each map
 
     @property
     def products(self) -> Products:
@@ -49,7 +53,8 @@ class Request:
     def outputs(self, target: Path) -> dict[str, Path]:
         """Every file that is made of a scene, by what it is; the class map last."""
         polygons = {} if self.polygons is None else {"polygons": self.polygons.path(target)}
-        return {**polygons, **style_paths(target), **self.maps.paths(target)}
+        item = {"stac": item_path(target)} if self.stac else {}
+        return {**polygons, **style_paths(target), **item, **self.maps.paths(target)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,11 +95,12 @@ def predict_scene(
     watcher: Watcher,
     existing: str = "refuse",
     landing: Landing | None = None,
+    item: SourceItem | None = None,
 ) -> Result:
     """Make the maps of one scene, or go on where a killed run stopped. `target` appears when all is done.
 
     `existing` says what to do about files of the outputs' names: refuse or replace. `landing` takes finished files to
-    where they belong, if that is not on this machine.
+    where they belong, if that is not on this machine. `item` is the STAC item the scene came from.
     """
     landing = landing or Landing()
     scene = open_scene(path, model, request.reading)
@@ -107,7 +113,7 @@ def predict_scene(
         refuse_inputs(outputs.values(), scene.files)
         _refuse_remote_input(outputs, landing, path)
         check_room(target.parent, least_bytes(plan, model, request))
-        job = _job(scene, legend, model, request, outputs)
+        job = {**_job(scene, legend, model, request, outputs), "item": config.to_dict(item) if item else None}
         journal = Journal(target, job, plan, request.products, model.num_classes)
         try:
             with claiming(path for what, path in outputs.items() if what in _CLAIMED) as places:
@@ -115,7 +121,7 @@ def predict_scene(
                     landing.check_existing(outputs.values(), "replace" if existing == "replace" else "refuse")
                     _tell_changes(landing.name(target), journal, watcher)
                     _compute_bands(scene, plan, model, request, engine, journal, watcher)
-                    _make_files(scene, outputs, places, journal, legend, request, watcher, landing)
+                    _make_files(scene, outputs, places, journal, legend, request, watcher, landing, item)
                 return _put_in_place(journal, places, outputs, existing, landing)
         finally:
             journal.release()
@@ -211,8 +217,9 @@ def _make_files(
     request: Request,
     watcher: Watcher,
     landing: Landing,
+    item: SourceItem | None,
 ) -> None:
-    """Write maps and polygons aside; then note that all are complete."""
+    """Write maps, polygons and the STAC item aside; then note that all are complete."""
     memory.give_back()
     target = outputs["classes"]
     watcher.say(f"writing {landing.name(target)}")
@@ -224,6 +231,9 @@ def _make_files(
         watcher.say(f"writing {landing.name(path)}")
         made["polygons"] = places[path].making(polygon_file(path))
         write_polygons(_rows_of(journal), made["polygons"], path, scene.grid, legend.style, request.polygons)
+    if "stac" in outputs:
+        made["stac"] = journal.place.making(outputs["stac"].name)
+        write_text(made["stac"], map_item(Made(scene.grid, legend, outputs, scene.path, scene.told, item)))
     table = areas.table(legend.classes)
     files = tuple(landing.name(path) for path in outputs.values())
     result = Result(scene.path, files, scene.grid.area_unit, table, scene.told)

@@ -11,6 +11,7 @@ import numpy as np
 import yaml
 
 from crispseg.config import read_yaml
+from crispseg.errors import UserError
 from crispseg.evaluate import Evaluation
 from crispseg.evaluate.tables import headline, per_class
 from crispseg.evaluate.worst import WorstWindow
@@ -49,8 +50,48 @@ DATA = {
             "There is no test part: recipe and training length were chosen on the two validation tiles, so these "
             "scores are a little kind. They compare our own runs with each other, not with anyone's table."
         ),
-    )
+    ),
+    "nz_buildings": DataFacts(
+        imagery="aerial photographs of Christchurch",
+        licence="CC BY 4.0, Land Information New Zealand",
+        origin=(
+            "Aerial photographs of Christchurch by Land Information New Zealand (CC BY 4.0), with the buildings of the "
+            "NZ32km2 set of H. Guo et al.; labels say building or not, so the loss asks of the rest only that it be no "
+            "building."
+        ),
+        limits="Christchurch's patches show 20 m each: little around a building, and no wide roads.",
+        chosen_on="",
+    ),
+    "scenes": DataFacts(
+        imagery="aerial pictures of woods, fields and shores in the USA",
+        licence="public domain, USGS",
+        origin=(
+            "600 pictures of the UC Merced land use set (Yang and Newsam 2010; USGS imagery, public domain): forest is "
+            "vegetation; fields, courts, scrub and beaches are labelled by what their pixels can be, not one by one."
+        ),
+        limits="Vegetation outside Dubai is known from whole pictures of woods and fields only.",
+        chosen_on="",
+    ),
 }
+
+
+def facts_of(training_data: str) -> DataFacts:
+    """Of all sets that a card names (`dubai/own5 #hash, ...; scenes/own3 #hash, ...`), as one."""
+    names = [part.partition("/")[0].strip() for part in training_data.split(";")]
+    for name in names:
+        if name not in DATA:
+            raise UserError(
+                f"nothing trained on {name!r} is shipped: its licence is not in tools/model_card.py, which has "
+                f"{', '.join(DATA)}"
+            )
+    parts = [DATA[name] for name in dict.fromkeys(names)]
+    return DataFacts(
+        imagery=", ".join(part.imagery for part in parts),
+        licence="; ".join(part.licence for part in parts),
+        origin="\n\n".join(part.origin for part in parts),
+        limits=" ".join(part.limits for part in parts),
+        chosen_on=parts[0].chosen_on,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +105,7 @@ class Shipment:
     scored: Evaluation  # of the weights as they are stored
     failures: list[WorstWindow]
     note: str
+    elsewhere: str = ""  # how it does on other data, as Markdown
 
     def picture(self, number: int) -> str:
         return f"failure_{number}.jpg"
@@ -77,15 +119,21 @@ def card(shipment: Shipment) -> str:
 def _head(shipment: Shipment) -> str:
     model = shipment.model
     parameters = sum(p.numel() for p in model.parameters())
-    start = "other weights" if _config(shipment)["model"].get("weights") else "scratch"
+    start = _config(shipment)["model"].get("weights") or "none"
+    start = "scratch" if start == "none" else start
     return (
         f"# {shipment.name}\n\n"
         f"`{model.name}` ({parameters / 1e6:.2f} M parameters, stored in half precision), trained from {start} on "
         f"{shipment.facts.imagery}.\n\n"
         f"- Classes: {', '.join(model.info.classes)}\n"
-        f"- Bands: {', '.join(model.info.bands) or model.in_channels}, 8 bit\n"
+        f"- Bands: {', '.join(model.info.bands) or model.in_channels}, 8 bit{_pixels(model)}\n"
         f"- Licence: {model.info.licence}"
     )
+
+
+def _pixels(model: SegmentationModel) -> str:
+    sizes = model.info.resolutions
+    return f", pixels of {sizes[0]:g} to {sizes[1]:g} m" if sizes else ""
 
 
 def _use(shipment: Shipment) -> str:
@@ -119,7 +167,8 @@ def _recipe(shipment: Shipment) -> str:
 def _config(shipment: Shipment) -> dict[str, Any]:
     """The run's config without what only its machine knows."""
     config = read_yaml(shipment.run / "config.yaml")
-    config["data"] = {key: config["data"].get(key) for key in ("protocol", "bands")}
+    also = [{**one, "path": Path(one["path"]).name} for one in config["data"].get("also") or ()]
+    config["data"] = {key: config["data"].get(key) for key in ("protocol", "bands")} | ({"also": also} if also else {})
     if config["model"].get("weights"):
         config["model"]["weights"] = Path(config["model"]["weights"]).name
     return {key: value for key, value in config.items() if key not in _OF_THE_MACHINE}
@@ -134,6 +183,7 @@ def _scores(shipment: Shipment) -> str:
             *tables,
             f"Scored as stored, in half precision; the float32 weights have mIoU {100 * full:.2f} "
             f"(difference {100 * (half - full):+.3f}).",
+            *(["", shipment.elsewhere] if shipment.elsewhere else []),
         ]
     )
 

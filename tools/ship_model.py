@@ -5,7 +5,8 @@
 
 Scores the weights on the validation split in float32 and as stored in half precision, refuses them if the two differ by
 more than 0.1 mIoU or the file is too large, and writes src/crispseg/shipped/NAME: config.json, model.safetensors,
-README.md (the model card) and pictures of the worst failures. Only data sets listed in DATA below may be shipped.
+README.md (the model card) and pictures of the worst failures. Only what was trained on sets in model_card.DATA may be
+shipped. Classes get the colours people expect.
 """
 
 from __future__ import annotations
@@ -19,10 +20,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from model_card import DATA, DataFacts, Shipment, card
+from model_card import Shipment, card, facts_of
+from PIL import Image
 
-from crispseg.data.folder import Folder
+from crispseg.data.folder import Folder, open_folder
+from crispseg.data.known import AERIAL_COLOURS
 from crispseg.errors import UserError
 from crispseg.evaluate import Evaluation, Settings, evaluate
 from crispseg.evaluate.opening import Opened, open_data, open_model
@@ -32,6 +36,7 @@ from crispseg.evaluate.worst import WorstWindow
 from crispseg.files import replacing, write_text
 from crispseg.models.base import SegmentationModel
 from crispseg.models.folder import CARD, WEIGHTS, load, save
+from crispseg.predict.segment import segment
 from crispseg.train.checkpoint import LAST, load_checkpoint
 
 SHIPPED = Path(__file__).parents[1] / "src" / "crispseg" / "shipped"
@@ -47,6 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--name", required=True, help="what `crispseg.load` will call it")
     parser.add_argument("--weights", choices=("best", "last"), default="best")
     parser.add_argument("--note", default="", help="a paragraph for the card, e.g. on how the recipe was found")
+    parser.add_argument(
+        "--resolutions", type=float, nargs=2, metavar="M", help="the finest and coarsest pixels it is for"
+    )
+    parser.add_argument("--buildings", type=Path, metavar="FOLDER", help="also score `building` alone on this data")
     parser.add_argument("--out", type=Path, default=SHIPPED, help="the folder of shipped models (%(default)s)")
     parser.add_argument("--largest", type=int, default=LARGEST, help="bytes the weights may take (%(default)s)")
     parser.add_argument("--device", help="cpu, cuda ... (an accelerator if there is one)")
@@ -64,8 +73,8 @@ def ship(args: argparse.Namespace) -> Path:
     if opened.run is None:
         raise UserError(f"{args.run} does not lie in a training run; its config is needed for the model card")
     folder = open_data(args.data, [opened])
-    facts = _facts(folder)
     model = opened.model
+    facts = facts_of(_trained_on(opened, folder))
     if args.weights == "last":
         _take_last(model, opened.run)
     full = _score(model, folder, args.device, f"{args.name} in float32")
@@ -78,23 +87,16 @@ def ship(args: argparse.Namespace) -> Path:
     model.info = dataclasses.replace(
         model.info,
         training_data=f"{facts.imagery}: {_trained_on(opened, folder)}",
-        licence=f"weights Apache-2.0; trained on data in the public domain ({facts.licence})",
+        licence=f"weights Apache-2.0; trained on open data ({facts.licence})",
+        palette=tuple(AERIAL_COLOURS.get(*pair) for pair in zip(model.info.classes, model.info.palette, strict=True)),
+        resolutions=tuple(args.resolutions) if args.resolutions else model.info.resolutions,
         scores=_kept_scores(scored),
         notes=facts.limits,
     )
     failures = worst_of_each(scored.worst, FAILURES)
-    shipment = Shipment(args.name, model, opened.run, args.weights, facts, full, scored, failures, args.note)
+    elsewhere = _score_buildings(model, args.buildings) if args.buildings else ""
+    shipment = Shipment(args.name, model, opened.run, args.weights, facts, full, scored, failures, args.note, elsewhere)
     return _write(shipment, args.out / args.name)
-
-
-def _facts(folder: Folder) -> DataFacts:
-    dataset = folder.protocol.dataset
-    if dataset not in DATA:
-        raise UserError(
-            f"nothing trained on {dataset!r} is shipped: its licence is not in tools/model_card.py, which has "
-            f"{', '.join(DATA)}"
-        )
-    return DATA[dataset]
 
 
 def _trained_on(opened: Opened, folder: Folder) -> str:
@@ -118,6 +120,34 @@ def _score(model: SegmentationModel, folder: Folder, device: str | None, label: 
     settings = Settings(worst=10 * FAILURES, spectrum_images=0)
     with Bar(label) as bar:
         return evaluate(model, folder, "val", settings=settings, device=device, source=label, progress=bar)
+
+
+def _score_buildings(model: SegmentationModel, data: Path) -> str:
+    """How `building` does on a set that knows buildings only, at three sizes of its pixels."""
+    lines = ["### Elsewhere", "", f"IoU of `building` on the validation images of {data.name}:", ""]
+    scores = dict(model.info.scores)
+    for scale in (1.0, 0.5, 0.25):
+        iou = building_iou(model, open_folder(data), scale)
+        lines.append(f"- seen at {scale:g} of their size: {100 * iou:.1f}")
+        scores[f"IoU building, {data.name} x {scale:g}"] = iou
+    model.info = dataclasses.replace(model.info, scores=scores)
+    return "\n".join(lines)
+
+
+def building_iou(model: SegmentationModel, folder: Folder, scale: float) -> float:
+    """Images are shown `scale` times as large; the map is compared at their own size."""
+    ours, theirs = model.info.classes.index("building"), folder.protocol.classes.index("building")
+    both, either = 0, 0
+    for record in folder.records("val"):
+        image, mask = folder.read_image(record), folder.read_mask(record)
+        size = (max(32, round(image.shape[1] * scale)), max(32, round(image.shape[0] * scale)))
+        shown = np.asarray(Image.fromarray(image).resize(size, Image.Resampling.BOX if scale < 1 else None))
+        found = Image.fromarray((segment(shown, model, tile=512) == ours).astype(np.uint8))
+        there = np.asarray(found.resize((image.shape[1], image.shape[0]), Image.Resampling.NEAREST)) > 0
+        truth, valid = mask == theirs, mask != 255
+        both += int((there & truth & valid).sum())
+        either += int(((there | truth) & valid).sum())
+    return both / max(either, 1)
 
 
 def _check_size(path: Path, largest: int) -> None:

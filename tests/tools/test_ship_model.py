@@ -12,8 +12,10 @@ import torch
 from safetensors.torch import load_file
 
 import crispseg
-from crispseg.data.known import DUBAI
+from crispseg.data.folder import open_folder
+from crispseg.data.known import AERIAL_COLOURS, DUBAI
 from crispseg.data.protocol import get_protocol
+from crispseg.errors import UserError
 from crispseg.files import write_json
 from crispseg.models.base import ModelInfo
 from crispseg.train.checkpoint import save_checkpoint
@@ -141,7 +143,7 @@ def test_what_must_not_be_shipped(tool, run, data, tmp_path, capsys, monkeypatch
     assert "0.1 are allowed" in refused(tool, capsys, run, data, tmp_path, "--largest", "104858")
     monkeypatch.setattr(tool, "TOLERANCE", -1.0)
     assert "half precision changes mIoU from" in refused(tool, capsys, run, data, tmp_path)
-    monkeypatch.setattr(tool, "DATA", {})
+    monkeypatch.setattr(importlib.import_module("model_card"), "DATA", {})
     assert "nothing trained on 'dubai' is shipped" in refused(tool, capsys, run, data, tmp_path)
 
 
@@ -168,3 +170,36 @@ def _blank_window():
 
     empty = np.zeros((1, 1), np.uint8)
     return WorstWindow(0, "x", 0, 0, 0, 0, 0.0, empty, empty, empty)
+
+
+def test_buildings_elsewhere_and_the_colours_people_expect(tool, run, data, tmp_path):
+    """Another set knows buildings alone; its score stands in the card beside the first set's."""
+    rng = np.random.default_rng(1)
+    other = tmp_path / "houses"
+    for number in range(3):
+        image, ids = scenes.scene(rng, (40, 48), classes=2)
+        scenes.save(other / "images" / f"house{number}.png", image)
+        scenes.save(other / "masks" / f"house{number}.png", ids)
+    (other / "classes.csv").write_text("name,id\nbackground,0\nbuilding,1\n")
+    assert ship(tool, run, data, tmp_path, "--buildings", str(other), "--resolutions", "0.1", "1.0") == 0
+    folder = tmp_path / "shipped" / "toy_dubai"
+    model = crispseg.load(folder)
+    assert model.info.resolutions == (0.1, 1.0)
+    assert model.info.palette[model.info.classes.index("water")] == AERIAL_COLOURS["water"]
+    opened = open_folder(other)
+    assert model.info.scores["IoU building, houses x 1"] == pytest.approx(tool.building_iou(model, opened, 1.0))
+    found, truth = [], []
+    for record in opened.records("val"):
+        found.append(crispseg.segment(opened.read_image(record), model).ravel() == model.info.classes.index("building"))
+        truth.append(opened.read_mask(record).ravel() == 1)
+    found, truth = np.concatenate(found), np.concatenate(truth)
+    expected = (found & truth).sum() / max((found | truth).sum(), 1)
+    assert model.info.scores["IoU building, houses x 1"] == pytest.approx(expected)
+    assert "seen at 0.5 of their size" in (folder / "README.md").read_text()
+
+
+def test_every_set_of_several_must_be_known(tool):
+    facts = tool.facts_of("dubai/own5 #1, train split (3 images); scenes/own3 #2, train split (9 images)")
+    assert "Dubai" in facts.origin and "UC Merced" in facts.origin and facts.chosen_on
+    with pytest.raises(UserError, match="nothing trained on 'potsdam_fragment' is shipped"):
+        tool.facts_of("dubai/own5 #1, train split (3 images); potsdam_fragment/own6 #2, train split (9 images)")

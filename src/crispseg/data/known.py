@@ -32,6 +32,15 @@ DUBAI = ClassTable(
     ignored_colours=((155, 155, 155), (0, 0, 0)),
 )
 
+# What people expect on a map; also told apart by their lightness, where colours are not seen.
+AERIAL_COLOURS = {
+    "building": (196, 32, 48),
+    "land": (236, 216, 170),
+    "road": (110, 110, 115),
+    "vegetation": (98, 168, 66),
+    "water": (44, 110, 201),
+}
+
 TABLES = {
     "potsdam": ISPRS,
     "vaihingen": ISPRS,

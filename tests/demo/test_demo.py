@@ -30,13 +30,18 @@ FILES = {
 }  # fmt: skip
 
 
+def coloured(ids):
+    """Labels as the shipped scene has them: in the class table's colours."""
+    return np.array((*DUBAI.colours, *[(0, 0, 0)] * 251), np.uint8)[ids]
+
+
 @pytest.fixture
 def scene(tmp_path):
     folder = tmp_path / "scene"
     image, ids = scenes.scene(np.random.default_rng(1), (96, 128), classes=5)
     ids[:6, :9] = 255
     scenes.save(folder / "image.jpg", image)
-    scenes.save(folder / "truth.png", ids)
+    scenes.save(folder / "truth.png", coloured(ids))
     return HeldOut(folder, close_up=(slice(10, 60), slice(20, 90)))
 
 
@@ -106,10 +111,20 @@ def test_the_page_stands_alone_and_its_links_lead_somewhere(scene, model, tmp_pa
     links = re.findall(r'href="([^"]+)"', page)
     assert set(links) == FILES - {"index.html", "side_by_side.png", "close_up.png"}
     assert all((tmp_path / "demo" / link).is_file() for link in links)
-    shown = [base64.b64decode(data) for data in re.findall(r'src="data:image/png;base64,([^"]+)"', page)]
-    assert [Image.open(io.BytesIO(data)).format for data in shown] == ["PNG", "PNG"]
-    assert page.count("<img") == 2 and "http" not in page and "<script" not in page
-    for said in (*DUBAI.names, "CC0", "Trained on toys.", "validate", "without a georeference", "crisp predict"):
+    shown = [base64.b64decode(data) for data in re.findall(r'src="data:image/(?:png|jpeg);base64,([^"]+)"', page)]
+    assert page.count("<img") == len(shown) == 10 and len(re.findall(r'<img [^>]*alt="[^"]{5,}"', page)) == 10
+    assert Image.open(io.BytesIO(shown[0])).size == Image.open(io.BytesIO(shown[1])).size  # the divider's two halves
+    assert page.index('class="compare"') < page.index('class="figures"')  # the divider comes first
+    assert "http" not in page.replace("http-equiv", "") and not re.search(r"<script [^>]*src", page)
+    for said in (
+        *DUBAI.names,
+        "CC0",
+        "Trained on toys.",
+        "validate",
+        "without a georeference",
+        "crisp predict",
+        "crisp demo --out",
+    ):
         assert said in page
 
 
@@ -172,7 +187,7 @@ def test_the_shipped_scene_is_tile_1():
 def test_the_shipped_model_knows_a_part_of_the_scene(tmp_path):
     whole, part = HeldOut(), (slice(500, 1100), slice(900, 1700))
     scenes.save(tmp_path / "part" / "image.jpg", whole.image()[part])
-    scenes.save(tmp_path / "part" / "truth.png", whole.truth()[part])
+    scenes.save(tmp_path / "part" / "truth.png", coloured(whole.truth()[part]))
     near = (slice(0, 200), slice(0, 200))
     demo = demo_run.run_demo(tmp_path / "demo", scene=HeldOut(tmp_path / "part", close_up=near))
     assert demo.scores.oa > 0.7 and demo.scores.iou[DUBAI.names.index("water")] > 0.7

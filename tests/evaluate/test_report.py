@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import dataclasses
+import hashlib
+import html
 import io
 import json
 import re
@@ -17,8 +20,10 @@ from crispseg.data.folder import Folder
 from crispseg.errors import UserError
 from crispseg.evaluate import Evaluation, Settings, evaluate, write_report
 from crispseg.evaluate.pictures import draw_confusion, draw_worst
+from crispseg.evaluate.places import large_confusions
 from crispseg.evaluate.report import reserved
 from crispseg.evaluate.tables import Table, percent
+from tests.evaluate.conftest import Pairs
 from tests.evaluate.toy import colour_model
 
 
@@ -37,9 +42,12 @@ def report(evaluation: Evaluation, tmp_path_factory: pytest.TempPathFactory) -> 
 
 def test_all_files_are_there_and_name_the_protocol(report: Path, evaluation: Evaluation) -> None:
     names = sorted(path.relative_to(report).as_posix() for path in report.rglob("*") if path.is_file())
+    images = len({window.index for window in evaluation.worst})
     assert names == [
         "confusion.png",
+        *(f"maps/{n:02d}{kind}.png" for n in range(1, images + 1) for kind in ("-truth", "")),
         "per_image.csv",
+        "places.json",
         "reliability.png",
         "report.html",
         "scores.json",
@@ -51,7 +59,7 @@ def test_all_files_are_there_and_name_the_protocol(report: Path, evaluation: Eva
     for path in report.rglob("*.[pj][np]g"):
         with Image.open(path) as picture:
             picture.load()
-            assert min(picture.size) > 100
+            assert min(picture.size) > 100 or path.parent.name == "maps"
 
 
 def test_json_comes_back_as_it_was(report: Path, evaluation: Evaluation) -> None:
@@ -77,11 +85,61 @@ def test_csv_has_a_row_per_image(report: Path, evaluation: Evaluation) -> None:
 
 def test_the_page_needs_nothing_else(report: Path) -> None:
     text = (report / "report.html").read_text()
-    assert not re.search(r"https?:|<script|<link|@import|url\(", text)
+    assert not re.search(r"https?:|<script [^>]*src|<link|@import|url\(", text)
     sources = re.findall(r'(?:src|href)="([^"]*)"', text)
-    assert len(sources) == 4 and all(re.match(r"data:image/(png|jpeg);base64,", source) for source in sources)
+    assert sources and all(re.match(r"data:image/(png|jpeg);base64,", source) for source in sources)
+    pictures = re.findall(r"<img [^>]*>", text)
+    assert len(pictures) == len(sources) and all(re.search(r'alt="[^"]{5,}"', picture) for picture in pictures)
     assert "models/&lt;toy&gt;" in text and "read &amp; &lt;heed&gt;" in text and "<heed>" not in text
     assert 'name="viewport"' in text
+
+
+def test_the_page_allows_only_its_own_scripts_and_styles(report: Path) -> None:
+    text = (report / "report.html").read_text()
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)
+    assert policy is not None and "unsafe" not in policy[1] and "default-src 'none'" in html.unescape(policy[1])
+    for tag, directive in (("style", "style-src"), ("script", "script-src")):
+        for inside in re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL):
+            digest = base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
+            assert f"'sha256-{digest}'" in html.unescape(policy[1]).partition(directive)[2]
+    assert not re.search(r' style="| on[a-z]+="', text)  # the policy would refuse them
+
+
+def test_the_page_says_the_scores(report: Path, evaluation: Evaluation) -> None:
+    text = html.unescape((report / "report.html").read_text())
+    for value in evaluation.headline.values():
+        assert f"<b>{percent(value)}</b>" in text
+    counts = evaluation.confusion.counts.numpy()
+    shares = 100 * counts / counts.sum(1, keepdims=True)
+    cells = re.findall(r'<td class="heat-\d+">(?:<b>)?([\d.]+)', text)
+    assert [float(cell) for cell in cells] == pytest.approx(shares.ravel(), abs=0.051)
+
+
+def test_confusions_are_shown_where_they_are_largest(evaluation: Evaluation, pairs: Pairs) -> None:
+    counts = evaluation.confusion.counts.numpy()
+    found = large_confusions(evaluation)
+    off = sorted((counts[t, p] for t in range(3) for p in range(3) if t != p), reverse=True)
+    assert [counts[f.true, f.predicted] for f in found] == off[: len(found)]
+    for each in found:
+        assert each.share == counts[each.true, each.predicted] / counts[each.true].sum()
+        most = max(((true == each.true) & (shown == each.predicted)).sum() for shown, true in pairs.values())
+        window = each.window
+        assert ((window.truth == each.true) & (window.prediction == each.predicted)).sum() == most  # one window each
+        shown, true = pairs[window.name]
+        np.testing.assert_array_equal(window.prediction, shown)
+        np.testing.assert_array_equal(window.truth, true)
+
+
+def test_places_lead_to_maps_of_their_images(report: Path, evaluation: Evaluation, pairs: Pairs) -> None:
+    listed = json.loads((report / "places.json").read_text())
+    assert [(p["image"], p["top"], p["left"]) for p in listed["places"]] == [
+        (w.name, w.top, w.left) for w in evaluation.worst
+    ]
+    for image in listed["images"]:
+        shown, true = pairs[image["name"]]
+        np.testing.assert_array_equal(np.asarray(Image.open(report / image["map"])), shown)
+        np.testing.assert_array_equal(np.asarray(Image.open(report / image["truth"])), true)
+        assert Path(image["file"]).is_file()
 
 
 def test_markdown_tables_are_regular(report: Path, evaluation: Evaluation) -> None:

@@ -18,7 +18,10 @@ _QUIET = (
 # The smallest contrast of any text on the page with what lies behind it, and the text that has it.
 CONTRAST = """
 () => {
-  const parse = (c) => (c.match(/[\\d.]+/g) || [0, 0, 0, 0]).map(Number);
+  const parse = (c) => {
+    const numbers = (c.match(/[\\d.]+/g) || [0, 0, 0, 0]).map(Number);
+    return c.startsWith('color(') ? [...numbers.slice(0, 3).map((v) => 255 * v), ...numbers.slice(3)] : numbers;
+  };
   const light = ([r, g, b]) => [r, g, b].map((v) => v / 255)
     .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
     .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);

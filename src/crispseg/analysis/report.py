@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import os
 import re
@@ -13,11 +12,11 @@ from crispseg.analysis.pictures import draw_activation, draw_activity, draw_allo
 from crispseg.analysis.plots import MISSING, draw_plots
 from crispseg.analysis.result import Analysis, Look
 from crispseg.analysis.tables import BETWEEN, MISTAKES, SCORES, SPECTRA, USE, all_tables, spectrum_csv
-from crispseg.evaluate.page import line, note, page
 from crispseg.evaluate.report import check_free, encoded, write_files
 from crispseg.evaluate.tables import Table
 
 PAGE = "analysis.html"
+SPECTRA_PLOT, GATES_PLOT, PROTOTYPES_PLOT = "spectrum.png", "gates.png", "prototypes.png"
 # What is said above each kind of picture.
 _KINDS = {
     "errors": "Errors",
@@ -79,27 +78,31 @@ def _markdown(analysis: Analysis, notes: Iterable[str], tables: list[Table]) -> 
 def _page(
     analysis: Analysis, notes: Iterable[str], tables: list[Table], plots: Iterable[str], pictures: Iterable[str]
 ) -> str:
+    from crispseg.view.pages import render_alone
+
     by_title = {table.title: table for table in tables}
-    gates = [title for title in by_title if title.startswith("Gates: ")]
-    parts = [
-        ("", [SCORES, MISTAKES]),
-        ("spectrum.png", list(SPECTRA.values())),
-        ("gates.png", gates),
-        ("prototypes.png", [USE, BETWEEN]),
-    ]
-    body = [f"<h1>{html.escape(_title(analysis))}</h1>", line(analysis.conditions.line), *map(note, notes)]
-    for plot, titles in parts:
-        for number, title in enumerate(title for title in titles if title in by_title):
-            body.append(f"<h2>{html.escape(title)}</h2>")
-            if number == 0 and plot in plots:
-                body.append(_shown(plot, title))
-            body.append(by_title[title].html())
-    for look, names in _by_image(analysis, pictures):
-        body.append(f"<h2>{html.escape(look.name)}</h2>")
-        body.append(f"<p>{_where(look)}</p>")
-        for name in names:
-            body.append(_shown(name, _KINDS[name.rpartition("-")[2].removesuffix(".jpg")]))
-    return page(_title(analysis), body)
+    plotted = {SPECTRA_PLOT: list(SPECTRA.values()), GATES_PLOT: [t for t in by_title if t.startswith("Gates: ")]}
+    plotted[PROTOTYPES_PLOT] = [USE, BETWEEN]
+    heads = {plot: next((title for title in titles if title in by_title), "") for plot, titles in plotted.items()}
+    plot_of = {title: plot for plot, title in heads.items() if plot in plots}
+    order = [SCORES, MISTAKES, *(title for titles in plotted.values() for title in titles)]
+    order += [title for title in by_title if title not in order]
+    return render_alone(
+        "analysis.html",
+        alone=True,
+        title=_title(analysis),
+        line=analysis.conditions.line,
+        notes=list(notes),
+        sections=[{"table": by_title[t], "plot": plot_of.get(t)} for t in order if t in by_title],
+        looks=[
+            {
+                "name": look.name,
+                "where": _where(look),
+                "pictures": [{"file": n, "caption": _KINDS[n.rpartition("-")[2].removesuffix(".jpg")]} for n in names],
+            }
+            for look, names in _by_image(analysis, pictures)
+        ],
+    )
 
 
 def _by_image(analysis: Analysis, pictures: Iterable[str]) -> Iterable[tuple[Look, list[str]]]:
@@ -111,10 +114,3 @@ def _by_image(analysis: Analysis, pictures: Iterable[str]) -> Iterable[tuple[Loo
 def _where(look: Look) -> str:
     height, width = look.truth.shape
     return f"{width} x {height} px from row {look.window[0]}, column {look.window[1]}"
-
-
-def _shown(name: str, caption: str) -> str:
-    """A picture that lies beside the page, and a link to it in full size."""
-    source, text = html.escape(name, quote=True), html.escape(caption, quote=True)
-    image = f'<a href="{source}"><img src="{source}" alt="{text}" loading="lazy"></a>'
-    return f"<figure>{image}<figcaption>{text}</figcaption></figure>"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import html
 from typing import TYPE_CHECKING
 
 from crispseg.demo.held_out import HeldOut
-from crispseg.evaluate.page import figure, line, note, page, section
+from crispseg.demo.pictures import Pictures
+from crispseg.evaluate.page import figure, legend, panels
 from crispseg.evaluate.tables import Table, percent
 from crispseg.models.base import SegmentationModel
 
@@ -30,26 +30,33 @@ _NO_REFERENCE = (
 )
 
 
-def demo_page(demo: Demo, scene: HeldOut, model: SegmentationModel) -> str:
-    title = f"{demo.model} on a scene it was not trained on"
-    pictures = {name: (demo.out / name).read_bytes() for name in ("side_by_side.png", "close_up.png")}
+def demo_page(demo: Demo, scene: HeldOut, model: SegmentationModel, pictures: Pictures) -> str:
+    from crispseg.view.pages import render_alone
+
+    table, boundary = scene.table, demo.boundary
     trained = f"Trained on {model.info.training_data.rstrip('.')}." if model.info.training_data else ""
-    body = [
-        f"<h1>{html.escape(title)}</h1>",
-        line(f"{scene.origin} {trained}"),
-        note(scene.honesty),
-        _figures(demo),
-        figure(pictures["side_by_side.png"], "side_by_side.png", "The whole scene; red is where map and truth differ."),
-        *section(class_table(demo)),
-        "<h2>Close up</h2>",
-        figure(pictures["close_up.png"], "close_up.png", "A corner of it, pixel by pixel."),
-        "<h2>Files</h2>",
-        _links(),
-        f"<p>{html.escape(_NO_REFERENCE)}</p>",
-        "<h2>Your own scene</h2>",
-        "<pre>crisp predict city.tif -o map.tif --polygons map.gpkg</pre>",
-    ]
-    return page(title, body)
+    shown = {"mIoU": demo.scores.miou, "mF1": demo.scores.mf1, "overall accuracy": demo.scores.oa}
+    shown[f"boundary F at {boundary.tolerance:g} px"] = boundary.mbf
+    height, width = scene.truth().shape
+    return render_alone(
+        "demo.html",
+        alone=True,
+        title="A scene that was not trained on",
+        line=f"{scene.origin} Mapped by {demo.model}. {trained}",
+        pictures=pictures,
+        size=(width, height),
+        figures=[figure(name, percent(value)) for name, value in shown.items()],
+        seconds=f"{demo.seconds:.0f} s",
+        command=demo.command,
+        honesty=scene.honesty,
+        whole=panels(pictures.whole, table.palette, "map"),
+        close_up=panels(pictures.close_up, table.palette, "map"),
+        classes=legend(table.names, table.palette),
+        table=class_table(demo),
+        files=_FILES,
+        no_reference=_NO_REFERENCE,
+        folder=str(demo.out),
+    )
 
 
 def class_table(demo: Demo) -> Table:
@@ -59,16 +66,3 @@ def class_table(demo: Demo) -> Table:
     rows.append(("mean", *(percent(value) for value in (scores.miou, scores.mf1)), "", "", percent(boundary.mbf)))
     header = ("class", "IoU", "F1", "precision", "recall", f"BF@{boundary.tolerance:g}px")
     return Table("Scores", header, tuple(rows), f"In percent; {demo.conditions}.")
-
-
-def _figures(demo: Demo) -> str:
-    boundary = demo.boundary
-    shown = {"mIoU": demo.scores.miou, "mF1": demo.scores.mf1, "overall accuracy": demo.scores.oa}
-    shown[f"boundary F at {boundary.tolerance:g} px"] = boundary.mbf
-    items = "".join(f"<li>{name}<b>{percent(value)}</b></li>" for name, value in shown.items())
-    return f'<ul class="figures">{items}</ul>'
-
-
-def _links() -> str:
-    items = "".join(f'<li><a href="{name}">{name}</a>: {html.escape(what)}</li>' for name, what in _FILES.items())
-    return f"<ul>{items}</ul>"

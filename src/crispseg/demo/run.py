@@ -5,16 +5,15 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from crispseg.data.classes import ClassTable
 from crispseg.data.images import read_mask
 from crispseg.demo.held_out import HeldOut
 from crispseg.demo.page import demo_page
-from crispseg.demo.pictures import draw_scene
+from crispseg.demo.pictures import Pictures, draw_scene, make_pictures
 from crispseg.errors import UserError
 from crispseg.files import replacing, write_json, write_text
 from crispseg.metrics import BoundaryCounts, BoundaryScores, ConfusionMatrix, ConfusionScores
@@ -30,7 +29,6 @@ SCORES, PAGE = "scores.json", "index.html"
 FILES = (SCENE, TRUTH, MAP, CONFIDENCE, PACKAGE, GEOJSON, PICTURE, CLOSE_UP, SCORES, PAGE)
 _TOLERANCE = 3.0  # pixels, of the boundary scores
 _SMALLEST, _DETAIL = 30.0, 1.5  # px: smaller regions are merged, smaller details smoothed away in the polygons
-_SHRINK = 4  # the picture shows every fourth pixel of the scene
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +41,8 @@ class Demo:
     scores: ConfusionScores
     boundary: BoundaryScores
     classes: tuple[str, ...]
+    seconds: float  # that maps, polygons and scores took
+    command: str  # that makes it again
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -66,6 +66,7 @@ def run_demo(
     """
     out, scene = Path(out), scene or HeldOut()
     check_existing([out / name for name in FILES], existing)
+    begun = time.monotonic()
     network = load(model)
     _check_classes(network, scene)
     for source, name in ((scene.image_path, SCENE), (scene.truth_path, TRUTH)):
@@ -78,10 +79,20 @@ def run_demo(
     contours.update(predicted, truth)
     height, width = truth.shape
     conditions = f"one scene of {width} x {height} px, {tiles}, boundaries within {_TOLERANCE:g} px"
-    demo = Demo(out, os.fspath(model), conditions, matrix.scores(), contours.scores(), scene.table.names)
+    demo = Demo(
+        out,
+        os.fspath(model),
+        conditions,
+        matrix.scores(),
+        contours.scores(),
+        scene.table.names,
+        time.monotonic() - begun,
+        f"crisp demo --out {out} --model {os.fspath(model)}",
+    )
     write_json(out / SCORES, demo.to_dict())
-    _draw(demo, scene, truth, predicted)
-    write_text(out / PAGE, demo_page(demo, scene, network))
+    pictures = make_pictures(scene, truth, predicted)
+    _draw(out, pictures, scene.table)
+    write_text(out / PAGE, demo_page(demo, scene, network, pictures))
     return demo
 
 
@@ -113,18 +124,7 @@ def _make_maps(out: Path, model: SegmentationModel, watcher: Watcher) -> str:
     return f"tiles of {tile} px that overlap by {tile // 4}"
 
 
-def _draw(demo: Demo, scene: HeldOut, truth: NDArray[np.uint8], predicted: NDArray[np.uint8]) -> None:
-    from PIL import Image
-
-    image = scene.image()
-    size = (image.shape[1] // _SHRINK, image.shape[0] // _SHRINK)
-    small = np.asarray(Image.fromarray(image).resize(size, Image.Resampling.BOX))
-    every = (slice(_SHRINK // 2, size[1] * _SHRINK, _SHRINK), slice(_SHRINK // 2, size[0] * _SHRINK, _SHRINK))
-    near = scene.close_up
-    pictures = {
-        PICTURE: draw_scene(small, truth[every], predicted[every], scene.table),
-        CLOSE_UP: draw_scene(image[near], truth[near], predicted[near], scene.table),
-    }
-    for name, picture in pictures.items():
-        with replacing(demo.out / name) as aside:
-            picture.save(aside, format="PNG", optimize=True)
+def _draw(out: Path, pictures: Pictures, table: ClassTable) -> None:
+    for name, window in ((PICTURE, pictures.whole), (CLOSE_UP, pictures.close_up)):
+        with replacing(out / name) as aside:
+            draw_scene(window, table).save(aside, format="PNG", optimize=True)

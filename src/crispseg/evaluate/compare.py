@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import html
 import json
 import os
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any
 import torch
 
 from crispseg.errors import UserError
-from crispseg.evaluate.page import line, note, page
 from crispseg.evaluate.report import report_files, write_files
 from crispseg.evaluate.result import Evaluation
 from crispseg.evaluate.tables import Table, percent
@@ -131,11 +129,23 @@ def _markdown(comparison: Comparison) -> str:
 
 
 def _page(comparison: Comparison) -> str:
-    links = [
-        f'<li><a href="{side}/report.html">{html.escape(text)}</a></li>'
-        for side, text in zip("ab", _names(comparison), strict=True)
-    ]
-    body = ["<h1>Two models compared</h1>", line(comparison.a.conditions.line), "<ul>", *links, "</ul>"]
-    body += [f"<p><b>{html.escape(text)}</b></p>" for text in comparison.sentences()]
-    body += [*map(note, _notes(comparison)), comparison.table().html()]
-    return page("Two models compared", body)
+    from crispseg.evaluate.comparing import change_pictures, class_changes
+    from crispseg.evaluate.page import legend
+    from crispseg.view.pages import render_alone
+
+    protocol = comparison.a.conditions.protocol
+    gains, losses = change_pictures(comparison.a, comparison.b)
+    return render_alone(
+        "comparison.html",
+        alone=True,
+        title="Two models compared",
+        line=comparison.a.conditions.line,
+        models=[{"page": f"{side}/report.html", "text": t} for side, t in zip("ab", _names(comparison), strict=True)],
+        sentences=comparison.sentences(),
+        notes=_notes(comparison),
+        table=comparison.table(),
+        classes=class_changes(comparison.a, comparison.b),
+        gains=gains,
+        losses=losses,
+        legend=legend(protocol.classes, protocol.palette),
+    )

@@ -1,102 +1,156 @@
-"""The report as one HTML page that needs nothing else: pictures are inside, no scripts, no servers."""
+"""The report's page: what the scores are, what they mean, and where the model is wrong. One file with all inside."""
 
 from __future__ import annotations
 
-import base64
-import html
-from collections.abc import Mapping, Sequence
+import io
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
+from crispseg.data.classes import Colour
+from crispseg.evaluate.pictures import window_panels
+from crispseg.evaluate.places import coordinates, large_confusions
 from crispseg.evaluate.result import Evaluation
 from crispseg.evaluate.tables import Table, percent
+from crispseg.evaluate.worst import WorstWindow
 
-_IN_PERCENT = "In percent. ECE, the calibration error, is the better the smaller; all others the larger."
-_STYLE = """
-:root { color-scheme: light; }
-body { font: 16px/1.5 system-ui, sans-serif; color: #222; margin: 0 auto; max-width: 64rem; padding: 1rem; }
-h1 { font-size: 1.5rem; margin: .5rem 0; overflow-wrap: anywhere; }
-h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; border-bottom: 1px solid #ddd; }
-.line { background: #f2f5f9; border-left: 4px solid #1f5aa5; padding: .5rem .75rem; overflow-wrap: anywhere; }
-.note { background: #fdf3dd; border-left: 4px solid #d39e00; padding: .5rem .75rem; margin: .5rem 0; }
-.figures { display: flex; flex-wrap: wrap; gap: .5rem; margin: 1rem 0; padding: 0; list-style: none; }
-.figures li { background: #f7f7f7; border-radius: .4rem; padding: .4rem .8rem; }
-.figures b { display: block; font-size: 1.35rem; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .25rem .6rem; border-bottom: 1px solid #e4e4e4; text-align: right; white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; }
-img { max-width: 100%; height: auto; }
-figure { margin: 0 0 1rem; }
-figcaption { font-size: .9rem; overflow-wrap: anywhere; }
-.worst { display: grid; gap: 1.25rem; grid-template-columns: repeat(auto-fill, minmax(min(22rem, 100%), 1fr)); }
-""".strip()
+if TYPE_CHECKING:
+    from PIL import Image
+
+# What each figure says, by the beginning of its name.
+MEANINGS = {
+    "mIoU": "overlap of map and truth, mean over the classes",
+    "mF1": "mean over the classes of precision and recall in one",
+    "OA": "share of labelled pixels that are right; large classes rule it",
+    "overall accuracy": "share of labelled pixels that are right; large classes rule it",
+    "BF": "outlines of map and truth that meet within the tolerance",
+    "boundary F": "outlines of map and truth that meet within the tolerance",
+    "BIoU": "overlap counted along the outlines only",
+    "band mIoU": "mIoU of the pixels near true outlines",
+    "band accuracy": "share right of the pixels near true outlines",
+    "ECE": "how far confidence is from the share that is right; smaller is better",
+}
 
 
-def page(title: str, body: Sequence[str]) -> str:
-    parts = "\n".join(body)
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{html.escape(title)}</title>
-<style>
-{_STYLE}
-</style>
-</head>
-<body>
-{parts}
-</body>
-</html>
-"""
+def report_page(evaluation: Evaluation, tables: Sequence[Table]) -> str:
+    from crispseg.view.pages import render_alone
 
-
-def report_page(evaluation: Evaluation, tables: Sequence[Table], pictures: Mapping[str, bytes]) -> str:
-    """`pictures` are the report's files by name; those below worst/ are shown in their order."""
-    conditions = evaluation.conditions
-    title = f"{evaluation.source} on {conditions.protocol.name}"
+    protocol = evaluation.conditions.protocol
     by_title = {table.title: table for table in tables}
-    body = [f"<h1>{html.escape(title)}</h1>", line(conditions.line), *map(note, evaluation.notes), figures(evaluation)]
-    body += section(by_title["Classes"])
-    body += ["<h2>Confusion</h2>", figure(pictures["confusion.png"], "confusion.png", "")]
-    body += section(by_title["Calibration"], figure(pictures["reliability.png"], "reliability.png", ""))
-    if "Spectrum" in by_title:
-        body += section(by_title["Spectrum"])
-    worst = [name for name in pictures if name.startswith("worst/")]
-    if worst:
-        shown = zip(worst, evaluation.worst, strict=True)
-        body += ["<h2>Worst windows</h2>", '<div class="worst">']
-        body += [
-            figure(pictures[name], name, f"{w.name}, row {w.top}, column {w.left}: {percent(w.share)} % wrong")
-            for name, w in shown
-        ]
-        body.append("</div>")
-    images = by_title["Images"]
-    body += [f"<details><summary>All {len(images.rows)} images</summary>", images.html(), "</details>"]
-    return page(title, body)
-
-
-def line(text: str) -> str:
-    return f'<p class="line">{html.escape(text)}</p>'
-
-
-def note(text: str) -> str:
-    return f'<p class="note">{html.escape(text)}</p>'
-
-
-def figures(evaluation: Evaluation) -> str:
-    items = "".join(
-        f"<li>{html.escape(name)}<b>{percent(value)}</b></li>" for name, value in evaluation.headline.items()
+    return render_alone(
+        "evaluation.html",
+        alone=True,
+        title=f"{evaluation.source} on {protocol.name}",
+        line=evaluation.conditions.line,
+        notes=evaluation.notes,
+        figures=[figure(name, percent(value)) for name, value in evaluation.headline.items()],
+        classes=legend(protocol.classes, protocol.palette),
+        per_class=_class_rows(evaluation, by_title["Classes"]),
+        confusion=confusion_rows(evaluation),
+        confusions=_confusion_pictures(evaluation),
+        reliability=reliability_chart(evaluation),
+        worst=[_worst_place(evaluation, number, window) for number, window in enumerate(evaluation.worst)],
+        tables=by_title,
     )
-    return f'<ul class="figures">{items}</ul>\n<p>{html.escape(_IN_PERCENT)}</p>'
 
 
-def section(table: Table, *before: str) -> list[str]:
-    return [f"<h2>{html.escape(table.title)}</h2>", *before, table.html()]
+def figure(name: str, value: str) -> dict[str, str]:
+    meaning = next((text for start, text in MEANINGS.items() if name.startswith(start)), "")
+    return {"name": name, "value": value, "meaning": meaning}
 
 
-def figure(data: bytes, name: str, caption: str) -> str:
-    kind = "jpeg" if name.endswith(".jpg") else "png"
-    source = f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
-    text = html.escape(caption or name.partition(".")[0], quote=True)
-    below = f"<figcaption>{html.escape(caption)}</figcaption>" if caption else ""
-    return f'<figure><img src="{source}" alt="{text}">{below}</figure>'
+def legend(names: Sequence[str], palette: Sequence[Colour]) -> list[dict[str, str]]:
+    return [{"name": n, "colour": "#{:02x}{:02x}{:02x}".format(*c)} for n, c in zip(names, palette, strict=True)]
+
+
+def _class_rows(evaluation: Evaluation, table: Table) -> dict[str, Any]:
+    """The table of classes with swatches, and bars under share and IoU."""
+    palette = evaluation.conditions.protocol.palette
+    rows = []
+    for colour, iou, row in zip(palette, evaluation.scores.iou, table.rows, strict=True):
+        bars = {1: _fraction(row[1]), 2: float(iou)}
+        cells = [{"text": cell, "bar": bars.get(i)} for i, cell in enumerate(row)][1:]
+        rows.append({"name": row[0], "colour": "#{:02x}{:02x}{:02x}".format(*colour), "cells": cells})
+    return {"header": table.header, "rows": rows, "note": table.note}
+
+
+def _fraction(cell: str) -> float:
+    return 0.0 if cell == "-" else float(cell) / 100
+
+
+def confusion_rows(evaluation: Evaluation) -> list[dict[str, Any]]:
+    """Each true class in percent of its pixels, with how deep the cell is coloured (0 to 10)."""
+    counts = evaluation.confusion.counts
+    rows = []
+    for i, name in enumerate(evaluation.conditions.protocol.classes):
+        total = int(counts[i].sum())
+        shares = [int(n) / total if total else 0.0 for n in counts[i]]
+        cells = [
+            {"text": f"{100 * s:.1f}" if total else "-", "heat": round(10 * s**0.6), "own": j == i}
+            for j, s in enumerate(shares)
+        ]
+        rows.append({"name": name, "pixels": f"{total:,}", "cells": cells})
+    return rows
+
+
+def _confusion_pictures(evaluation: Evaluation) -> list[dict[str, Any]]:
+    names = evaluation.conditions.protocol.classes
+    return [
+        {
+            "title": f"{names[found.true]} taken for {names[found.predicted]}",
+            "text": f"{percent(found.share)} % of the class, {percent(found.of_all)} % of all labelled pixels; "
+            f"most of it in {found.window.name}, row {found.window.top}, column {found.window.left}",
+            "panels": panels(found.window, evaluation.conditions.protocol.palette),
+        }
+        for found in large_confusions(evaluation)
+    ]
+
+
+def _worst_place(evaluation: Evaluation, number: int, window: WorstWindow) -> dict[str, Any]:
+    return {
+        "number": number,
+        "title": f"{window.name}, row {window.top}, column {window.left}",
+        "text": f"{percent(window.share)} % wrong",
+        "coordinates": coordinates(evaluation, window),
+        "panels": panels(window, evaluation.conditions.protocol.palette),
+    }
+
+
+def panels(window: WorstWindow, palette: tuple[Colour, ...], who: str = "prediction") -> list[dict[str, Any]]:
+    """Four pictures of a window with their captions below them."""
+    captions = {"image": "image", "truth": "truth", "prediction": who, "errors": f"{100 * window.share:.1f} % wrong"}
+    place = f"{window.name}, row {window.top}, column {window.left}"
+    return [
+        {"picture": picture_bytes(picture, kind), "caption": captions[kind], "alt": f"{captions[kind]} of {place}"}
+        for kind, picture in window_panels(window, palette).items()
+    ]
+
+
+def picture_bytes(picture: Image.Image, kind: str) -> bytes:
+    """Photographs as JPEG; labels have few colours, so a PNG of them is exact and small."""
+    buffer = io.BytesIO()
+    if kind in ("truth", "prediction"):
+        picture.quantize(255).save(buffer, "png", optimize=True)
+    else:
+        picture.save(buffer, "jpeg", quality=85, subsampling=0)
+    return buffer.getvalue()
+
+
+def reliability_chart(evaluation: Evaluation) -> dict[str, Any]:
+    """The curve of right against sure, and the bars of how many pixels, in the picture's own units (0 to 400)."""
+    curve = evaluation.reliability
+    total = max(int(curve.count.sum()), 1)
+    filled = [i for i, count in enumerate(curve.count) if count]
+    highest = max(float(count) / total for count in curve.count) or 1.0
+    return {
+        "ece": percent(curve.ece),
+        "points": [(400 * float(curve.confidence[i]), 400 * (1 - float(curve.accuracy[i]))) for i in filled],
+        "bars": [
+            (
+                400 * float(curve.edges[i]),
+                400 * float(curve.edges[i + 1] - curve.edges[i]),
+                90 * float(count) / total / highest,
+            )
+            for i, count in enumerate(curve.count)
+        ],
+        "highest": f"{100 * highest:.0f}",
+    }

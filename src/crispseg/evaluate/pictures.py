@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
@@ -16,8 +18,11 @@ from crispseg.metrics import Reliability
 if TYPE_CHECKING:
     from PIL import Image, ImageDraw, ImageFont
 
+    from crispseg.evaluate.places import Change
+
 _INK, _FAINT, _BLUE = (34, 34, 34), (200, 200, 200), (31, 90, 165)
 _WRONG, _UNLABELLED = (230, 20, 40), (0, 0, 0)
+_ONLY_A, _ONLY_B, _BOTH_WRONG = (214, 94, 0), (0, 114, 178), (90, 90, 90)  # told apart by colour-blind eyes, too
 _DOUBLE = 2  # curves are drawn twice as large and shrunk, which smooths their lines
 _SMALLEST_PANEL = 256  # smaller windows are enlarged by a whole factor
 
@@ -142,6 +147,58 @@ def draw_worst(
         enlarged = Image.fromarray(panel).resize((width, height), Image.Resampling.NEAREST)
         picture.paste(enlarged, (left, top + title))
     return picture
+
+
+def window_panels(window: WorstWindow, palette: tuple[Colour, ...]) -> dict[str, Image.Image]:
+    """Image, truth, prediction and errors of a window, each a picture by itself."""
+    image = to_rgb(window.image)
+    return {
+        "image": enlarged(image),
+        "truth": enlarged(paint(window.truth, palette)),
+        "prediction": enlarged(paint(window.prediction, palette)),
+        "errors": enlarged(_errors(image, window.truth, window.prediction)),
+    }
+
+
+def enlarged(pixels: NDArray[np.uint8]) -> Image.Image:
+    """A small window by a whole factor, so that its pixels stay squares."""
+    from PIL import Image
+
+    height, width = pixels.shape[:2]
+    factor = max(1, -(-_SMALLEST_PANEL // max(height, width)))
+    return Image.fromarray(pixels).resize((width * factor, height * factor), Image.Resampling.NEAREST)
+
+
+def change_panels(change: Change, palette: tuple[Colour, ...]) -> dict[str, Image.Image]:
+    """Image, truth, both maps, and who is right where they differ."""
+    a, b = change.a, change.b
+    image = to_rgb(a.image)
+    who = pale(image)
+    labels = a.truth != IGNORE
+    right_a, right_b = a.prediction == a.truth, b.prediction == a.truth
+    who[labels & ~right_a & ~right_b] = _BOTH_WRONG
+    who[labels & right_b & ~right_a] = _ONLY_B
+    who[labels & right_a & ~right_b] = _ONLY_A
+    who[~labels] = _UNLABELLED
+    painted = {"truth": a.truth, "A": a.prediction, "B": b.prediction}
+    panels = {name: enlarged(paint(ids, palette)) for name, ids in painted.items()}
+    return {"image": enlarged(image), **panels, "who is right": enlarged(who)}
+
+
+def id_picture(ids: NDArray[np.uint8], names: Sequence[str], palette: Sequence[Colour]) -> bytes:
+    """A PNG of class ids with their colours, that says their names as our maps do: crisp view and QGIS open it."""
+    from PIL import Image
+    from PIL.PngImagePlugin import PngInfo
+
+    picture = Image.fromarray(ids)
+    table = bytes(channel for colour in palette for channel in colour)
+    picture.putpalette(table + bytes(768 - len(table)))
+    about = PngInfo()
+    about.add_text("CLASSES", json.dumps(dict(enumerate(names))))
+    opaque = bytes(255 if k < len(palette) else 0 for k in range(256))
+    buffer = io.BytesIO()
+    picture.save(buffer, "png", pnginfo=about, transparency=opaque, optimize=True)
+    return buffer.getvalue()
 
 
 def _errors(image: NDArray[np.uint8], truth: NDArray[np.uint8], prediction: NDArray[np.uint8]) -> NDArray[np.uint8]:

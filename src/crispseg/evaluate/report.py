@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from crispseg.errors import UserError
 from crispseg.evaluate.page import report_page
-from crispseg.evaluate.pictures import draw_confusion, draw_reliability, draw_worst
+from crispseg.evaluate.pictures import draw_confusion, draw_reliability, draw_worst, id_picture
+from crispseg.evaluate.places import map_files
 from crispseg.evaluate.result import Evaluation
 from crispseg.evaluate.tables import all_tables
 from crispseg.files import replacing
@@ -87,8 +88,19 @@ def report_files(evaluation: Evaluation) -> dict[str, bytes]:
         "scores.md": _markdown(evaluation, [table.markdown() for table in tables]).encode(),
         "per_image.csv": _per_image(evaluation).encode(),
         **pictures,
-        "report.html": report_page(evaluation, tables, pictures).encode(),
+        **_map_files(evaluation),
+        "report.html": report_page(evaluation, tables).encode(),
     }
+
+
+def _map_files(evaluation: Evaluation) -> dict[str, bytes]:
+    """places.json and, of the images it names, map and truth: for `crisp view`."""
+    listed, maps = map_files(evaluation)
+    if not listed:
+        return {}
+    protocol = evaluation.conditions.protocol
+    files = {name: id_picture(ids, protocol.classes, protocol.palette) for name, ids in maps.items()}
+    return {"places.json": (json.dumps(listed, indent=2, ensure_ascii=False) + "\n").encode(), **files}
 
 
 def report_pictures(evaluation: Evaluation) -> dict[str, bytes]:

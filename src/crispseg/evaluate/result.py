@@ -10,7 +10,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from crispseg import __version__
+from crispseg.data.folder import Folder
 from crispseg.evaluate.conditions import Conditions
+from crispseg.evaluate.kept import KeptMap
 from crispseg.evaluate.worst import WorstWindow
 from crispseg.metrics import (
     Accumulator,
@@ -36,6 +38,7 @@ class ImageCounts:
     calibration: CalibrationCounts
     boundary: BoundaryCounts | None
     spectrum: dict[str, float]  # E_high / E_low by block; empty for most images
+    prediction: KeptMap | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +51,7 @@ class Evaluation:
     images: tuple[ImageCounts, ...]
     worst: tuple[WorstWindow, ...] = ()
     notes: tuple[str, ...] = ()  # what a reader has to know
+    folder: Folder | None = dataclasses.field(default=None, compare=False, repr=False)  # to draw from
 
     @functools.cached_property
     def confusion(self) -> ConfusionMatrix:

@@ -16,6 +16,7 @@ from crispseg.data.dataset import check_bands
 from crispseg.data.folder import Folder
 from crispseg.errors import UserError
 from crispseg.evaluate.conditions import Conditions, Settings, settle
+from crispseg.evaluate.kept import KeptMap
 from crispseg.evaluate.result import Evaluation, ImageCounts
 from crispseg.evaluate.scales import AtScales
 from crispseg.evaluate.spectrum import spectral_ratios, spread
@@ -80,6 +81,7 @@ def evaluate(
         images=tuple(sorted((image for part, _ in parts for image in part), key=lambda image: image.index)),
         worst=tuple(worst_of((window for _, part in parts for window in part), settings.worst)),
         notes=(*notes, *_own_notes(model, conditions)),
+        folder=folder,
     )
 
 
@@ -181,6 +183,7 @@ class _Judge:
             calibration=calibrate(self._tensor(confidence), predicted == true, true != IGNORE),
             boundary=boundary,
             spectrum=spectral_ratios(self.plain, image_source, conditions.tile) if looked_into else {},
+            prediction=KeptMap.of(np.where(absent, np.uint8(NODATA), classes)),
         )
 
     def _tensor(self, array: Labels) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import html
 from collections.abc import Iterable
 from typing import Any
 
@@ -23,16 +22,6 @@ class Table:
             lines += [self.note, ""]
         lines += [_line(self.header), _line(["---", *["---:"] * (len(self.header) - 1)])]
         return "\n".join([*lines, *map(_line, self.rows)]) + "\n"
-
-    def html(self) -> str:
-        head = "".join(f"<th>{html.escape(cell)}</th>" for cell in self.header)
-        rows = "\n".join(
-            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in self.rows
-        )
-        return (
-            f'<div class="wide"><table><thead><tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody></table></div>'
-            f"{f'<p>{html.escape(self.note)}</p>' if self.note else ''}"
-        )
 
 
 def _line(cells: Iterable[str]) -> str:

@@ -70,7 +70,7 @@ def alone_policy(text: str) -> str:
     scripts = _hashes(r"<script(?: [^>]*)?>(.*?)</script>", text)
     styles = _hashes(r"<style>(.*?)</style>", text)
     return (
-        f"default-src 'none'; img-src 'self' data: blob:; style-src {styles}; script-src {scripts}; "
+        f"default-src 'none'; img-src 'self' file: data: blob:; style-src {styles}; script-src {scripts}; "
         "connect-src data: blob:; worker-src blob:; base-uri 'none'; form-action 'none'"
     )
 

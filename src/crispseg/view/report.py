@@ -59,7 +59,8 @@ def _page(path: Path, depth: int) -> Response:
         alone_policy(text).replace("script-src ", "script-src 'self' ").replace("connect-src ", "connect-src 'self' ")
     )
     script = f'<script src="{"../" * depth}static/report.js"></script>\n</body>'
-    return page(text.replace("</body>", script, 1), f"{policy}; frame-ancestors 'none'")
+    text = text.replace("</head>", '<link rel="icon" href="data:,">\n</head>', 1).replace("</body>", script, 1)
+    return page(text, f"{policy}; frame-ancestors 'none'")
 
 
 def read_places(folder: Path) -> tuple[list[Scene], list[dict[str, int]]]:

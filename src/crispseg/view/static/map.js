@@ -150,7 +150,9 @@
     }
     await Promise.all(crisp.panes.map((pane) => pane.start()));
     crisp.link(crisp.panes[0].map, crisp.panes[1].map);
-    await panel.choose("left", two ? "a" : "");
+    // whoever comes to a bad place wants to see what is true there
+    const wanted = about.places.length && about.themes.some((theme) => theme.id === "truth") ? "truth" : "";
+    await panel.choose("left", two ? "a" : wanted);
     await panel.choose("right", two ? "b" : "a");
     connect();
     crisp.marks.start();

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo docs test test-slow lint format clean
+.PHONY: demo docs test test-slow campaign lint format clean
 
 demo: $(READY)
 	$(BIN)/crisp demo --out demo --existing replace
@@ -15,19 +15,25 @@ test: $(READY)
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow
 
+# An hour of damaged files; the record goes to campaign/. SEED=7 makes other cases.
+SEED ?= 1
+campaign: $(READY)
+	mkdir -p campaign
+	$(BIN)/python -m campaigns.fuzz --cases 1000000 --minutes 60 --seed $(SEED) --jobs 2 --out campaign/fuzz
+
 # Offline, and a warning is an error.
 docs: $(VENV)/.docs-ready
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "python3 -m http.server -d site shows it"
 
 lint: $(READY)
-	$(BIN)/ruff check src tests benchmarks tools
-	$(BIN)/ruff format --check src tests benchmarks tools
+	$(BIN)/ruff check src tests benchmarks tools campaigns
+	$(BIN)/ruff format --check src tests benchmarks tools campaigns
 	$(BIN)/mypy
 
 format: $(READY)
-	$(BIN)/ruff check --fix src tests benchmarks tools
-	$(BIN)/ruff format src tests benchmarks tools
+	$(BIN)/ruff check --fix src tests benchmarks tools campaigns
+	$(BIN)/ruff format src tests benchmarks tools campaigns
 
 # constraints.txt goes into every install line: the versions that were tested. Its torch is a CPU build where the
 # package index has one.

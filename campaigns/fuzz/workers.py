@@ -56,7 +56,6 @@ class Worker:
 
 
 def _serve(pipe: Connection, root: Path, seed: int, chosen: list[str]) -> None:
-    os.nice(19)
     bench = Bench(root, seed, chosen)
     silence = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silence, 1)

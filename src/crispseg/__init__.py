@@ -26,6 +26,7 @@ wait_without_spinning()
 _ROOMS = {
     "create_model": "crispseg.models.registry",
     "list_models": "crispseg.models.registry",
+    "register_network": "crispseg.models.adapted",
     "create_backbone": "crispseg.models.vssd",
     "list_backbones": "crispseg.models.vssd",
     "load_vssd_checkpoint": "crispseg.models.vssd_checkpoint",
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from crispseg.api import train as train
     from crispseg.errors import UserError as UserError
     from crispseg.export.run import export as export
+    from crispseg.models.adapted import register_network as register_network
     from crispseg.models.folder import load as load
     from crispseg.models.registry import create_model as create_model
     from crispseg.models.registry import list_models as list_models

@@ -26,6 +26,7 @@ VERBS = {
     "suggest": "the windows of a map where labels would help most",
     "ablate": "run a table of experiments over several seeds",
     "bench": "time and memory of any model, side by side",
+    "push": "put a model folder on the Hugging Face hub",
     "configs": "list or print the configs and tables that come along",
     "models": "list the models that can be created, and the trained ones that come along",
     "doctor": "what this machine has and what works on it",

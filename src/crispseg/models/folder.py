@@ -63,7 +63,7 @@ def load(
 
     Args:
         folder: What `model.save` wrote, a training run (its best weights so far), the name of a model that comes with
-            crispseg, or an ONNX file written by `crisp export`.
+            crispseg, `hf:org/name` on the Hugging Face hub, or an ONNX file written by `crisp export`.
         num_classes: How many classes you expect; another number is an error.
         device: Where to put it.
     """

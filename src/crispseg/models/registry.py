@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from crispseg.errors import UserError, unknown
 from crispseg.models.base import ModelInfo, SegmentationModel
+from crispseg.models.plugins import import_named
 
 Builder = Callable[..., SegmentationModel]
 
@@ -35,6 +36,7 @@ def entries() -> dict[str, Entry]:
     """All registered models, in order of registration."""
     for module in _FAMILIES:
         importlib.import_module(module)
+    import_named()
     return dict(_ENTRIES)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from crispseg.errors import UserError, nearest
+from crispseg.models.hub import fetch, is_hub
 
 RUN_CONFIG, BEST = "config.yaml", "best"  # of a training run's folder
 DEFAULT = "crisp_nano_dubai"  # used by `crisp predict` and `crisp demo` when no model is given
@@ -20,13 +21,19 @@ def list_shipped() -> list[str]:
 
 def is_saved(word: str | os.PathLike[str]) -> bool:
     """Whether `load` has something to open under this word: a folder, a shipped model, or an exported file."""
-    return Path(word).is_dir() or os.fspath(word) in list_shipped() or Path(word).suffix.lower() == ".onnx"
+    return _is_there(word) or os.fspath(word) in list_shipped()
+
+
+def _is_there(word: str | os.PathLike[str]) -> bool:
+    return Path(word).is_dir() or Path(word).suffix.lower() == ".onnx" or is_hub(os.fspath(word))
 
 
 def find_folder(word: str | os.PathLike[str]) -> Path:
     """The model folder meant by a path, by a training run (its best weights so far) or by the name of a shipped model;
     what lies at the path wins."""
     path, name = Path(word), os.fspath(word)
+    if is_hub(name):
+        return fetch(name)
     if (path / RUN_CONFIG).is_file() and not (path / "config.json").is_file():
         if not (path / BEST / "config.json").is_file():
             raise UserError(f"the run in {path} has no {BEST}/ yet: it comes with the first validation")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from functools import cache
 from typing import Any
@@ -15,10 +16,19 @@ from crispseg.models.layers import BatchNorm2d
 
 @cache
 def import_timm() -> Any:
-    """timm, also where torchvision's compiled part cannot load (a CUDA build of it beside a CPU build of torch).
+    """timm, also where torchvision's compiled part cannot load (a CUDA build of it beside a CPU build of torch)."""
+    mend_torchvision()
+    return importlib.import_module("timm")
 
-    timm imports torchvision, which then stops at two operators nobody here calls; declaring them lets it go on.
+
+@cache
+def mend_torchvision() -> None:
+    """Let torchvision be imported, where it is installed.
+
+    Beside another build of torch it stops at two operators nobody here calls; declaring them lets it go on.
     """
+    if importlib.util.find_spec("torchvision") is None:
+        return
     try:
         importlib.import_module("torchvision")
     except RuntimeError as error:
@@ -28,7 +38,6 @@ def import_timm() -> Any:
         signature = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
         torch.library.define("torchvision::nms", signature)
         torch.library.define("torchvision::qnms", signature)
-    return importlib.import_module("timm")
 
 
 def _forget(package: str) -> None:

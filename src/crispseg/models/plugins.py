@@ -1,0 +1,53 @@
+"""Modules of the user's that register networks: named by CRISPSEG_MODELS, or by installed packages' entry points.
+
+What a model folder says is never imported: only the user's own environment names code.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import sys
+from functools import cache
+from pathlib import Path
+
+from crispseg.errors import UserError
+from crispseg.reading import reason
+
+VARIABLE = "CRISPSEG_MODELS"  # modules or .py files, with commas between
+GROUP = "crispseg.models"
+
+
+@cache
+def import_plugins(named: str | None = None) -> None:
+    """Import each once; `named` is the variable's value."""
+    for word in filter(None, (part.strip() for part in (named or "").split(","))):
+        try:
+            _import(word)
+        except UserError:
+            raise
+        except Exception as error:  # whatever the user's module raises
+            raise UserError(f"{VARIABLE} names {word}, which cannot be imported: {reason(error)}") from error
+    for point in importlib.metadata.entry_points(group=GROUP):
+        point.load()
+
+
+def import_named() -> None:
+    import_plugins(os.environ.get(VARIABLE))
+
+
+def _import(word: str) -> None:
+    if not word.endswith(".py"):
+        importlib.import_module(word)
+        return
+    path = Path(word)
+    if not path.is_file():
+        raise UserError(f"{VARIABLE} names {word}, but there is no such file")
+    name = f"crispseg_plugin_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)

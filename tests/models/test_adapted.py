@@ -1,0 +1,130 @@
+"""Networks that nobody here wrote, registered by one line: plain modules, and segmentation_models.pytorch's."""
+
+import importlib.util
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import crispseg
+from crispseg.cli.main import main
+from crispseg.models import plugins, registry
+from crispseg.models.base import Output
+from tests.train.tiny import make_folder, settings
+
+HAS_SMP = importlib.util.find_spec("segmentation_models_pytorch") is not None
+
+
+@pytest.fixture(autouse=True)
+def _own_names(monkeypatch):
+    """What a test registers is forgotten after it."""
+    registry.entries()
+    monkeypatch.setattr(registry, "_ENTRIES", dict(registry._ENTRIES))
+
+
+class Net(nn.Module):
+    """Needs sides that are multiples of 4, and answers at half the size."""
+
+    def __init__(self, num_classes, in_channels, answer="tensor"):
+        super().__init__()
+        self.conv, self.answer = nn.Conv2d(in_channels, num_classes, 4, stride=4), answer
+
+    def forward(self, x):
+        assert x.shape[-1] % 4 == 0 and x.shape[-2] % 4 == 0
+        y = nn.functional.interpolate(self.conv(x), scale_factor=2.0)
+        return {"tensor": y, "tuple": (y, 2 * y), "dict": {"aux": 2 * y, "out": y}, "nothing": None}[self.answer]
+
+
+@pytest.mark.parametrize("answer", ["tensor", "tuple", "dict"])
+def test_any_module_answers_at_the_images_size(answer):
+    crispseg.register_network("net", Net, multiple=4)
+    model = crispseg.create_model("net", 3, 2, answer=answer)
+    image = torch.randn(2, 2, 21, 34)
+    trained = model.train()(image)
+    assert isinstance(trained, Output) and trained.logits.shape == (2, 3, 21, 34)
+    assert len(trained.aux) == (answer != "tensor")
+    for aux in trained.aux:
+        torch.testing.assert_close(aux, 2 * trained.logits)
+    assert torch.equal(model.eval()(image), trained.logits)
+
+
+def test_it_is_saved_and_loaded_by_its_name(tmp_path):
+    crispseg.register_network("net", Net, multiple=4)
+    model = crispseg.create_model("net", 3, 2).eval()
+    model.save(tmp_path / "saved")
+    image = torch.randn(1, 2, 9, 10)
+    assert torch.equal(crispseg.load(tmp_path / "saved")(image), model(image))
+
+
+def test_networks_that_give_something_else_are_told():
+    crispseg.register_network("net", Net, multiple=4)
+    with pytest.raises(crispseg.UserError, match="NoneType"):
+        crispseg.create_model("net", answer="nothing")(torch.zeros(1, 3, 8, 8))
+    crispseg.register_network("wrong", lambda num_classes, in_channels: nn.Conv2d(in_channels, 7, 1))
+    with pytest.raises(crispseg.UserError, match="6 classes"):
+        crispseg.create_model("wrong", 6)(torch.zeros(1, 3, 8, 8))
+    crispseg.register_network("none", lambda num_classes, in_channels: "a net")
+    with pytest.raises(crispseg.UserError, match="torch module, not str"):
+        crispseg.create_model("none")
+
+
+def test_the_environment_names_modules_that_register(tmp_path, monkeypatch):
+    plugins.import_plugins.cache_clear()
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import crispseg, torch\n"
+        "def build(num_classes, in_channels): return torch.nn.Conv2d(in_channels, num_classes, 1)\n"
+        "crispseg.register_network('mine', build)\n"
+    )
+    monkeypatch.setenv(plugins.VARIABLE, str(file))
+    assert "mine" in crispseg.list_models()
+    monkeypatch.setenv(plugins.VARIABLE, "no_such_module_anywhere")
+    with pytest.raises(crispseg.UserError, match="CRISPSEG_MODELS names no_such_module_anywhere"):
+        crispseg.list_models()
+    monkeypatch.setenv(plugins.VARIABLE, str(tmp_path / "gone.py"))
+    with pytest.raises(crispseg.UserError, match="no such file"):
+        crispseg.list_models()
+
+
+def smp_network(kind, encoder):
+    def build(num_classes, in_channels):
+        import segmentation_models_pytorch as smp
+
+        return getattr(smp, kind)(encoder, encoder_weights=None, in_channels=in_channels, classes=num_classes)
+
+    return build
+
+
+@pytest.mark.skipif(not HAS_SMP, reason="segmentation_models_pytorch is not installed")
+def test_smp_unet_trains_evaluates_predicts_and_exports(tmp_path, capsys):
+    pytest.importorskip("onnxruntime")
+    from crispseg.export.run import export
+    from crispseg.train.config import TrainConfig
+    from crispseg.train.loop import train
+
+    crispseg.register_network("smp_unet", smp_network("Unet", "resnet18"), multiple=32)
+    data = make_folder(tmp_path / "data")
+    values = settings(data, tmp_path / "run", model={"name": "smp_unet"}, schedule={"steps": 2}, val_every=2)
+    train(crispseg.config.build(TrainConfig, values))
+    assert main(["eval", str(tmp_path / "run"), str(data), "-o", str(tmp_path / "report"), "--json", "-q"]) == 0
+    assert json.loads(capsys.readouterr().out)
+    model = crispseg.load(tmp_path / "run" / "best")
+    scene = np.random.default_rng(1).integers(0, 255, (70, 99, 3), dtype=np.uint8)
+    export(model, tmp_path / "unet.onnx", size=(64, 64))
+    ours, theirs = (crispseg.segment(scene, which, tile=64) for which in (model, tmp_path / "unet.onnx"))
+    assert ours.shape == (70, 99) and (ours != theirs).mean() < 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_SMP, reason="segmentation_models_pytorch is not installed")
+def test_smp_segformer_exports(tmp_path):
+    pytest.importorskip("onnxruntime")
+    from crispseg.export.run import export
+
+    crispseg.register_network("smp_segformer", smp_network("Segformer", "mit_b0"), multiple=32)
+    model = crispseg.create_model("smp_segformer", 3).eval()
+    model.info = crispseg.models.base.ModelInfo(mean=(1.0,) * 3, std=(2.0,) * 3)
+    assert model(torch.zeros(1, 3, 70, 99)).shape == (1, 3, 70, 99)
+    assert export(model, tmp_path / "m.onnx", size=(64, 96)).error < 1e-4

@@ -40,7 +40,9 @@ def test_a_mode_left_out_for_one_model(tmp_path, capsys):
     assert main(quick(tmp_path, TINY, other, "--modes", "eager", "fused", "--skip", f"{other}@eager")) == 0
     cells = json.loads((tmp_path / "bench.json").read_text())["cells"]
     assert [(cell["model"], cell["mode"]) for cell in cells] == [(TINY, "eager"), (TINY, "fused"), (other, "fused")]
-    assert main(quick(tmp_path, TINY, "--skip", f"{TINY}@fussed")) == 1
+    assert main(quick(tmp_path, TINY)) == 1
+    assert "bench.json and" in (said := capsys.readouterr().err) and "there already" in said
+    assert main(quick(tmp_path, TINY, "--skip", f"{TINY}@fussed", "--existing", "replace")) == 1
     assert "unknown mode 'fussed'" in capsys.readouterr().err
 
 

@@ -127,4 +127,6 @@ def test_the_command_exits_with_one_when_there_are_problems(tmp_path: Path, caps
     assert json.loads(capsys.readouterr().out)["split"]["images"]["val"] == 2
     Image.new("L", (5, 5)).save(root / "masks" / "site0_part0.png")
     assert main(["info", str(root), "--sheet", sheet]) == 1
+    assert "sheet.png is there already" in capsys.readouterr().err
+    assert main(["info", str(root), "--sheet", sheet, "--existing", "replace"]) == 1
     assert "problems: 1" in capsys.readouterr().out

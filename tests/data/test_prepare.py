@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import zipfile
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from crispseg.cli import prepare as verb
 from crispseg.data import known, open_folder
 from crispseg.data.prepare import Choices, check, make_plan, prepare
 from crispseg.errors import UserError
+from crispseg.outputs import only_one
 from tests.fakedata import fake_geoseg_patches, fake_loveda, fake_mmseg, fake_potsdam, fake_vaihingen
 
 MAKERS: dict[str, Callable[..., Path]] = {
@@ -353,3 +355,41 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "wrote 33 images" in capsys.readouterr().out
     assert cli.main(["prepare", "vaihingen", "--source", str(tmp_path / "no"), "--out", str(tmp_path / "o")]) == 1
     assert capsys.readouterr().err.startswith("crisp: ")
+
+
+def test_a_corrected_label_is_taken_over_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of equal size and time: the content decides."""
+    source = fake_loveda(tmp_path / "source")
+    words = ("loveda", "--source", str(source), "--out", str(tmp_path / "out"))
+    run_prepare(*words)
+    label = sorted((source / "Train" / "Urban" / "masks_png").iterdir())[0]
+    for value in (3, 5):
+        about = label.stat()
+        Image.fromarray(np.full((64, 64), value, np.uint8)).save(label, compress_level=0)
+        if value == 5:
+            assert label.stat().st_size == about.st_size
+            os.utime(label, ns=(about.st_atime_ns, about.st_mtime_ns))
+        assert run_prepare(*words) == 0
+        (made,) = (tmp_path / "out" / "masks").glob(f"*_{label.stem}.png")
+        assert (read(made) == value - 1).all()
+    assert "written anew" in capsys.readouterr().err
+
+
+def test_nothing_of_others_is_written_over(tmp_path: Path) -> None:
+    source = fake_loveda(tmp_path / "source")
+    out = tmp_path / "out"
+    words = ("loveda", "--source", str(source), "--out", str(out))
+    out.mkdir()
+    (out / "split.csv").write_text("mine")
+    with pytest.raises(UserError, match="split.csv is there already"):
+        run_prepare(*words)
+    assert (out / "split.csv").read_text() == "mine"
+    (out / "split.csv").unlink()
+    (tmp_path / "letter").write_text("keep")
+    (out / ".prepare.jsonl").symlink_to(tmp_path / "letter")
+    with pytest.raises(UserError, match="is a link"):
+        run_prepare(*words)
+    assert (tmp_path / "letter").read_text() == "keep"
+    (out / ".prepare.jsonl").unlink()
+    with only_one(out, "preparing"), pytest.raises(UserError, match="another run is preparing"):
+        run_prepare(*words)

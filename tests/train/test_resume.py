@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -221,3 +222,23 @@ def test_a_run_is_trained_by_one_process_at_a_time(folder, tmp_path, monkeypatch
     assert loop.train(config_from(tiny.settings(folder, out))).finished and refused == [7]
     assert [record["step"] for record in read_metrics(out / "metrics.jsonl") if "lr" in record] == [4, 8, 12, 16, 20]
     assert not (out / ".lock").exists()
+
+
+def test_changed_pixels_and_labels_are_noticed(folder, tmp_path, monkeypatch):
+    """Of equal time; a copy elsewhere is the same data."""
+    copy, out = tmp_path / "data", tmp_path / "run"
+    shutil.copytree(folder, copy)
+    monkeypatch.setattr(loop.Trainer, "asked_to_stop", lambda self: self.done == 2)
+    assert not loop.train(config_from(tiny.settings(copy, out))).finished
+    monkeypatch.undo()
+    moved = tmp_path / "elsewhere" / "data"
+    moved.parent.mkdir()
+    copy.rename(moved)
+    mask = sorted((moved / "masks").iterdir())[0]
+    whole, about = mask.read_bytes(), mask.stat()
+    Image.open(mask).point(lambda v: v ^ 1 if v < 2 else v).save(mask)
+    os.utime(mask, ns=(about.st_atime_ns, about.st_mtime_ns))
+    with pytest.raises(UserError, match=rf"{mask.stem} \(full labels\) has changed.*data.json to go on"):
+        loop.resume(out, [f"data={moved}"])
+    mask.write_bytes(whole)
+    assert loop.resume(out, [f"data={moved}"]).finished

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from crispseg.errors import UserError
+from crispseg.outputs import only_one
 
 if TYPE_CHECKING:
     from crispseg.ablate.plan import Plan
@@ -45,7 +46,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     from crispseg.ablate.plan import make_plan, read_data_sets
-    from crispseg.ablate.runner import Runner
     from crispseg.ablate.store import Store
     from crispseg.ablate.table import read_table
     from crispseg.cli.printer import Printer
@@ -71,6 +71,13 @@ def run(args: argparse.Namespace) -> None:
         args.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make the folder {args.out}: {error.strerror}; choose another with --out") from error
+    with only_one(args.out, "filling"):
+        _run_and_report(args, plan, store, out)
+
+
+def _run_and_report(args: argparse.Namespace, plan: Plan, store: Store, out: Printer) -> None:
+    from crispseg.ablate.runner import Runner
+
     problems: list[str] = []
     try:
         if not args.report:

@@ -17,6 +17,8 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from crispseg.cli.existing import add_existing
+
 if TYPE_CHECKING:
     from crispseg.bench.result import Result
     from crispseg.cli.printer import Printer
@@ -46,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--pixels", type=int, metavar="N", help="scaling: pixels in a batch (default those of the largest size)")
     add("--backends", nargs="+", metavar="B", help="ops: operator backends (default all)")
     add("--stages", type=int, nargs="+", metavar="N", help="ops: stages whose shapes are taken, 1 to 4 (default 1)")
+    add_existing(parser, ("refuse", "replace"))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,12 +60,22 @@ def run(args: argparse.Namespace) -> int:
         result = _saved(args)
         out.result(result, *tables.shown(result, args.relative_to))
         return 0
+    _check_place(args)
     result = _measure(args, out)
     relative_to = args.relative_to or ""
     for note in _save(result, Path(args.out), relative_to, with_plot=True):
         out.say(note)
     out.result(result, *tables.shown(result, relative_to))
     return 1 if result.wrong else 0
+
+
+def _check_place(args: argparse.Namespace) -> None:
+    """Before anything is measured: results that are there already stay."""
+    from crispseg.outputs import check_existing
+
+    action, _ = _split(args.words)
+    name = "bench" if action == "models" else action
+    check_existing((Path(args.out) / f"{name}.{ending}" for ending in ("json", "md", "png")), args.existing)
 
 
 def _measure(args: argparse.Namespace, out: Printer) -> Result:
@@ -191,6 +204,6 @@ def _command(args: argparse.Namespace) -> str:
     """The command line that says the same."""
     words = ["crisp", "bench", *args.words]
     for name, value in vars(args).items():
-        if name not in ("words", "json", "quiet") and value is not None:
+        if name not in ("words", "json", "quiet", "existing") and value is not None:
             words += [f"--{name.replace('_', '-')}", *map(str, value if isinstance(value, list) else [value])]
     return shlex.join(words)

@@ -11,6 +11,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from crispseg.cli.existing import add_existing
+
 if TYPE_CHECKING:
     from crispseg.errors import UserError
     from crispseg.models.base import SegmentationModel
@@ -24,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bands", type=int, default=3, help="number of image bands (default %(default)s)")
     parser.add_argument("--size", type=int, nargs="+", default=[512], metavar="PX", help="side, or height and width")
     parser.add_argument("options", nargs="*", metavar="key=value", help="model options, e.g. prototypes=5 dco=false")
+    add_existing(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -35,13 +38,17 @@ def run(args: argparse.Namespace) -> int:
 def _describe_data(args: argparse.Namespace) -> int:
     from crispseg.cli.printer import Printer
     from crispseg.data import inspect
+    from crispseg.outputs import check_existing, there
 
+    if args.sheet is not None:
+        check_existing([args.sheet], args.existing)
     report = inspect(args.what, classes=args.classes)
     values, shown = report.to_dict(), [str(report)]
+    sheet = args.sheet or Path(f"{Path(args.what).resolve().name}-contact-sheet.png")
     if report.thumbnails:
-        sheet = report.contact_sheet(args.sheet or Path(f"{Path(args.what).resolve().name}-contact-sheet.png"))
-        values["sheet"] = sheet
-        shown.append(f"contact sheet: {sheet}")
+        kept = there(sheet) and args.existing != "replace"
+        values["sheet"] = sheet if kept else report.contact_sheet(sheet)
+        shown.append(f"contact sheet: {sheet}" + (" was there already and is kept" if kept else ""))
     Printer.of(args).result(values, *shown)
     return 1 if report.problems else 0
 

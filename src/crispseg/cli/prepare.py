@@ -15,6 +15,7 @@ import functools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from crispseg.cli.existing import add_existing
 from crispseg.errors import UserError, unknown
 
 VECTOR = "vector"
@@ -29,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--labels", default="both", help="vector: the file of polygons; else both, full or eroded ISPRS labels (both)"
     )
+    add_existing(parser, ("refuse", "replace"))
     _add_known(parser.add_argument_group("known data sets"))
     _add_vector(parser.add_argument_group("drawn polygons (vector)"))
 
@@ -98,10 +100,13 @@ def _prepare_known(args: argparse.Namespace) -> int:
         return 0
     out.say(found)
     try:
-        manifest = prepare(plan, args.out, choices, progress)
+        told = len(plan.remarks)
+        manifest = prepare(plan, args.out, choices, progress, args.existing)
     except KeyboardInterrupt:
         out.warn("interrupted; what is finished is kept, the same command continues")
         raise
+    for remark in plan.remarks[told:]:
+        out.say(f"note: {remark}")
     values = {"out": args.out, **{key: manifest[key] for key in ("protocols", "classes", "labels", "histogram")}}
     out.result({**values, "images": len(manifest["images"])}, _summary(args.out, manifest))
     return 0

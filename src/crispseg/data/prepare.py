@@ -26,7 +26,8 @@ from crispseg.data.plan import Item, Plan, Wanted
 from crispseg.data.protocol import SPLITS, Protocol, get_protocol, list_protocols
 from crispseg.data.sources import Entry, scan
 from crispseg.errors import UserError, unknown
-from crispseg.files import replacing, write_json, write_text
+from crispseg.files import explaining, replacing, write_json, write_text
+from crispseg.outputs import check_existing, only_one
 from crispseg.reading import LARGEST_JSON, parse_json, read_text
 
 DATASETS = ("potsdam", "vaihingen", "loveda")
@@ -117,28 +118,52 @@ def _listed(problems: list[str]) -> str:
     return shown[0] if len(shown) == 1 else "".join(f"\n  - {line}" for line in shown)
 
 
-def prepare(plan: Plan, out: str | Path, choices: Choices | None = None, track: Track | None = None) -> dict[str, Any]:
-    """Write the prepared folder and give back its manifest; finished files of an earlier run are kept."""
+def prepare(
+    plan: Plan,
+    out: str | Path,
+    choices: Choices | None = None,
+    track: Track | None = None,
+    existing: str = "refuse",
+) -> dict[str, Any]:
+    """Write the prepared folder and give back its manifest; finished files of an earlier run are kept.
+
+    Files that no earlier run wrote are refused, unless `existing` is replace.
+    """
     out, choices = Path(out), choices or Choices()
     _make_folder(out)
-    journal = _Journal(out, plan.dataset, plan.layout)
-    problems: list[str] = []
-    for item in _tracked(track, plan.items, "writing", len(plan.items)):
-        signature = _signature(item, choices)
-        if journal.finished(item.name, signature):
-            continue
-        try:
-            journal.add(item.name, signature, _write_item(item, plan, out, choices))
-        except LabelError as error:  # the rest may still be right, and all are told at once
-            problems.append(str(error))
-    if problems:
-        hint = (
-            "; the files that were right are kept. Look at the labels; or, knowing what you do, "
-            "map colours that lie near a class colour to it with --colour-tolerance N, "
-            "or ignore such pixels with --unknown-colours ignore"
-        )
-        raise UserError(f"{plan.dataset}: {_listed(problems)}{hint}")
-    return _finish(plan, out, choices, journal)
+    with only_one(out, "preparing"):
+        journal = _Journal(out, plan.dataset, plan.layout)
+        if journal.is_new:
+            check_existing(_files_of(plan, out), existing)
+        journal.begin()
+        problems, renewed = [], []
+        for item in _tracked(track, plan.items, "writing", len(plan.items)):
+            signature = _signature(item, choices)
+            if journal.finished(item.name, signature):
+                continue
+            if item.name in journal.entries and journal.entries[item.name]["signature"] != signature:
+                renewed.append(item.name)
+            try:
+                journal.add(item.name, signature, _write_item(item, plan, out, choices))
+            except LabelError as error:  # the rest may still be right, and all are told at once
+                problems.append(str(error))
+        if renewed:
+            names = ", ".join(renewed[:5]) + (", ..." if len(renewed) > 5 else "")
+            plan.remarks.append(f"{len(renewed)} were written anew, as their sources or the choices changed: {names}")
+        if problems:
+            hint = (
+                "; the files that were right are kept. Look at the labels; or, knowing what you do, "
+                "map colours that lie near a class colour to it with --colour-tolerance N, "
+                "or ignore such pixels with --unknown-colours ignore"
+            )
+            raise UserError(f"{plan.dataset}: {_listed(problems)}{hint}")
+        return _finish(plan, out, choices, journal)
+
+
+def _files_of(plan: Plan, out: Path) -> list[Path]:
+    images = [out / "images" / f"{item.name}.png" for item in plan.items]
+    masks = [out / FOLDERS[variant] / f"{item.name}.png" for item in plan.items for variant in item.masks]
+    return [*images, *masks, out / "split.csv"]
 
 
 def _make_folder(out: Path) -> None:
@@ -149,7 +174,7 @@ def _make_folder(out: Path) -> None:
 
 
 def _signature(item: Item, choices: Choices) -> str:
-    sources = [(role, str(e.path), e.size) for role, e in [("image", item.image), *item.masks.items()] if e]
+    sources = [(role, str(e.path), e.stamp()) for role, e in [("image", item.image), *item.masks.items()] if e]
     options = (choices.unknown_colours, choices.colour_tolerance)
     return hashlib.sha256(repr((sources, options)).encode()).hexdigest()[:16]
 
@@ -262,13 +287,25 @@ class _Journal:
             return False
         return all(_matches(self._out / path, facts) for path, facts in entry["files"].items())
 
+    @property
+    def is_new(self) -> bool:
+        """Whether no run has written here."""
+        return not self._path.exists() and not (self._out / MANIFEST).exists()
+
+    def begin(self) -> None:
+        """Before the first file is written: what lies here from now on is ours."""
+        if not self._path.exists():
+            self._append({"kind": self._kind})
+
     def add(self, name: str, signature: str, entry: dict[str, Any]) -> None:
         self.entries[name] = cast(ImageEntry, {"signature": signature, **entry})
-        new = not self._path.exists()
-        with self._path.open("a", encoding="utf-8") as file:
-            if new:
-                file.write(json.dumps({"kind": self._kind}) + "\n")
-            file.write(json.dumps(self.entries[name]) + "\n")
+        self._append(self.entries[name])
+
+    def _append(self, line: Any) -> None:
+        if self._path.is_symlink():
+            raise UserError(f"{self._path} is a link, not a journal of crisp; remove it, or choose another --out")
+        with explaining(self._path), self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
 
     def close(self) -> None:
         self._path.unlink(missing_ok=True)

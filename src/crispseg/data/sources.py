@@ -15,6 +15,7 @@ from typing import Any
 
 from crispseg import memory
 from crispseg.errors import UserError
+from crispseg.fingerprint import stamp
 from crispseg.reading import DAMAGE, reason, require_file
 
 
@@ -25,6 +26,11 @@ class Entry:
     path: PurePosixPath
     size: int
     source: Path | Callable[[], bytes] = dataclasses.field(repr=False, compare=False)
+    checksum: str = ""  # an archive's own, of what lies in it
+
+    def stamp(self) -> str:
+        """Changes when the content does; see crispseg.fingerprint."""
+        return stamp(self.source) if isinstance(self.source, Path) else f"{self.size}-{self.checksum}"
 
     def open(self) -> Path | bytes:
         """The file itself, or the bytes of what lies in an archive."""
@@ -106,7 +112,7 @@ def _scan_zip(file: Path | _Slice, below: PurePosixPath, found: Scan) -> None:
         if member.is_dir() or path.name.startswith(".") or "__MACOSX" in path.parts:
             continue
         if path.suffix.lower() != ".zip":
-            found.entries.append(Entry(path, member.file_size, _reader(archive, member, path)))
+            found.entries.append(Entry(path, member.file_size, _reader(archive, member, path), f"{member.CRC:08x}"))
         elif member.compress_type == zipfile.ZIP_STORED and isinstance(file, Path):
             _scan_zip(_Slice(file, _data_offset(file, member), member.file_size), path, found)
         else:

@@ -25,6 +25,7 @@ from crispseg.outputs import only_one
 from crispseg.train import run_folder
 from crispseg.train.checkpoint import BEST, LAST, State, load_checkpoint, remove_leftovers, save_checkpoint
 from crispseg.train.config import MACHINE_KEYS, TrainConfig, config_from
+from crispseg.train.data_record import check_data, record_data
 from crispseg.train.distributed import Processes, is_first, join_processes
 from crispseg.train.finish import Result, Scores, finish, save_best
 from crispseg.train.log import MetricsLog
@@ -84,6 +85,7 @@ def _new_run(config: TrainConfig, folder: Folder, processes: Processes, held: co
         out = run_folder.new_run_folder(config.out, folder.protocol.dataset, config.model.name)
         held.enter_context(only_one(out, "training"))
         config = dataclasses.replace(config, out=str(out))
+        record_data(out, folder)
         run_folder.describe_run(out, config, folder.protocol, processes)
     return Path(str(processes.from_first(config.out)))
 
@@ -138,6 +140,8 @@ def _go_on(run: Path, words: Sequence[str], trackers: Iterable[Tracker], quiet: 
             remove_leftovers(run)
         if state is not None:
             trainer.load(state)
+        if processes.first:
+            check_data(run, folder)
         return run_trainers([trainer], [run], quiet)[0]
 
 

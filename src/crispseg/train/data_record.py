@@ -1,0 +1,49 @@
+"""What a run was trained on, so that it does not go on with other pixels: data.json, a stamp of every file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from crispseg import config as configs
+from crispseg.data.folder import Folder
+from crispseg.errors import UserError
+from crispseg.files import write_json
+from crispseg.fingerprint import changed, stamps
+from crispseg.reading import read_json
+
+DATA = "data.json"
+_SPLITS = ("train", "val")
+
+
+def record_data(run: Path, folder: Folder) -> None:
+    write_json(run / DATA, {"files": describe(folder)})
+
+
+def check_data(run: Path, folder: Folder) -> None:
+    """Refuse files that are not those the run began with; a run without a record gets one."""
+    path = run / DATA
+    if not path.exists():
+        record_data(run, folder)
+        return
+    before: dict[str, str] = configs.checked(dict[str, dict[str, str]], read_json(path), str(path)).get("files", {})
+    what = changed(before, describe(folder))
+    if what:
+        raise UserError(
+            f"the data in {folder.root} is not what this run began with: {what}; the weights and the model's means "
+            f"would no longer belong together. Begin a new run, or remove {path} to go on all the same"
+        )
+
+
+def describe(folder: Folder) -> dict[str, str]:
+    """The stamps of all images and labels, by split and name and not by place: the data may move."""
+    files = dict(_files(folder))
+    found: Mapping[str, str] = stamps(files.values(), moves=True)
+    return {name: found.get(str(path.absolute()), "missing") for name, path in files.items()}
+
+
+def _files(folder: Folder) -> list[tuple[str, Path]]:
+    records = [(split, record) for split in _SPLITS for record in folder.splits.get(split, ())]
+    images = [(f"{split}/{record.name}", record.image) for split, record in records]
+    masks = [(f"{s}/{r.name} ({labels} labels)", path) for s, r in records for labels, path in r.masks.items()]
+    return [*images, *masks]

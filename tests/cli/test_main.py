@@ -1,4 +1,6 @@
+import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -125,3 +127,21 @@ def test_too_little_memory_is_one_line(monkeypatch, capsys, error):
     monkeypatch.setattr("crispseg.cli.models.run", fill)
     assert main(["models"]) == 1
     assert "crisp: out of memory; take smaller crops" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", ["info closed/model", "train data=closed", "predict closed/x.tif -o m.tif"])
+def test_a_folder_that_may_not_be_looked_into(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "closed" / "model").mkdir(parents=True)
+    pytest.importorskip("rasterio")
+
+    def refuse(path, *args, **kwargs):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    stat = os.stat
+    monkeypatch.setattr(
+        os, "stat", lambda path, *a, **k: refuse(path) if "closed" in str(path) else stat(path, *a, **k)
+    )
+    assert main(words.split()) == 1
+    said = capsys.readouterr().err
+    assert "closed" in said and "Permission denied" in said and "Traceback" not in said

@@ -64,6 +64,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output (head, less) has gone; there is nobody to tell
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:  # a folder that may not be looked into, a disk that fails; without a name it is ours
+        if error.filename is None:
+            raise
+        print(f"crisp: cannot get at {os.fsdecode(error.filename)}: {error.strerror}", file=sys.stderr)
+        return 1
 
 
 def _run_verb(verb: str, words: list[str]) -> int:

@@ -8,6 +8,9 @@ import pytest
 import torch
 
 import crispseg
+from crispseg import api
+from crispseg.data import open_folder
+from crispseg.export.run import export
 from crispseg.train.config import train_config
 from crispseg.train.track import Tracker
 from tests.train import tiny
@@ -88,7 +91,7 @@ def test_a_stopped_run_is_resumed(folder, tmp_path):
 def test_evaluate(run, folder, tmp_path):
     evaluation = crispseg.evaluate(run[0].out, folder, out=tmp_path / "report")
     assert (tmp_path / "report" / "report.html").is_file()
-    again = crispseg.evaluate(crispseg.load(run[0].weights), crispseg.data.folder.open_folder(folder), device="cpu")
+    again = crispseg.evaluate(crispseg.load(run[0].weights), open_folder(folder), device="cpu")
     assert evaluation.headline == again.headline
     with pytest.raises(crispseg.UserError, match="not an empty folder"):
         crispseg.evaluate(run[0].out, folder, out=tmp_path / "report")
@@ -109,9 +112,10 @@ def test_predict(run, folder, tmp_path):
         crispseg.predict(scene, tmp_path / "b.tif", run[0].weights, simplify=1)
 
 
-@pytest.mark.parametrize("name", ["train", "evaluate", "predict"])
+@pytest.mark.parametrize("name", ["train", "evaluate", "predict", "export"])
 def test_rooms_are_called_like_their_functions(name):
-    room, function = getattr(crispseg, name), getattr(crispseg.api, name)
+    room = getattr(crispseg, name)
+    function = export if name == "export" else getattr(api, name)
     assert inspect.ismodule(room) and inspect.signature(room) == inspect.signature(function)
     assert room.__doc__ and "Returns:" in function.__doc__
     documented = function.__doc__.partition("Args:")[2]

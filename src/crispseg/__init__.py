@@ -32,11 +32,10 @@ _ROOMS = {
     "load_vssd_checkpoint": "crispseg.models.vssd_checkpoint",
     "load_authors_checkpoint": "crispseg.peers.authors",
     "load": "crispseg.models.folder",
-    "export": "crispseg.export",
     "segment": "crispseg.predict.segment",
     "UserError": "crispseg.errors",
 }
-_CALLABLE_ROOMS = ("train", "evaluate", "predict")  # packages, and functions of crispseg.api: see crispseg.rooms
+_CALLABLE_ROOMS = ("train", "evaluate", "predict", "export")  # packages, and functions: see crispseg.rooms
 __all__ = ["__version__", *_ROOMS, *_CALLABLE_ROOMS]
 
 if TYPE_CHECKING:
@@ -61,8 +60,7 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"crispseg.{name}")
     if name not in _ROOMS:
         raise AttributeError(f"module 'crispseg' has no attribute {name!r}")
-    room = importlib.import_module(_ROOMS[name])
-    return room if _ROOMS[name] == f"{__name__}.{name}" else getattr(room, name)  # a room called like its function
+    return getattr(importlib.import_module(_ROOMS[name]), name)
 
 
 def __dir__() -> list[str]:

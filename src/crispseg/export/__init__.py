@@ -6,18 +6,6 @@
 The room is called like its function, so it can be called itself; `crispseg.export.run.export` says what it takes.
 """
 
-from __future__ import annotations
+from crispseg.rooms import make_callable
 
-import sys
-import types
-from typing import Any
-
-
-class _Callable(types.ModuleType):
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        from crispseg.export.run import export
-
-        return export(*args, **kwargs)
-
-
-sys.modules[__name__].__class__ = _Callable
+make_callable(__name__, "crispseg.export.run")

@@ -65,10 +65,21 @@ def export(
     say: Say | None = None,
     **choice: Any,
 ) -> Exported:
-    """Write `model` (or the model of that name or folder) as a file for other programs; see `Choice` for the options.
+    """Write a model as a file for other programs.
+
+        crispseg.export("crisp_nano_dubai", "model.onnx", output="argmax")
 
     The file takes raw pixels, float32 (N, bands, H, W), and gives logits, probabilities or class ids. It appears only
     if its answers are the model's.
+
+    Args:
+        model: A model, the folder of a saved one, or a shipped model's name.
+        path: The file: its ending, `.onnx` or `.pt2`, says which kind.
+        say: Is told what is being done.
+        choice: Fields of `Choice`: size, output, precision and more.
+
+    Returns:
+        The file's name and size, and the checks that it passed.
     """
     from crispseg.models.folder import load
 

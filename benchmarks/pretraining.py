@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 _TRIAL_STEPS, _TRIAL_LOG = 60, 5
-_SIZES, _SHARES = (64, 128), (0.65, 0.35)
+_SIZES, _SHARES = (96,), (1.0,)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

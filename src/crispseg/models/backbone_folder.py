@@ -15,8 +15,9 @@ from crispseg import config as configs
 from crispseg.errors import UserError
 from crispseg.files import replacing, write_json, write_text
 from crispseg.models.budget import Budget, describing
+from crispseg.models.dco import dco_config
 from crispseg.models.storage import Storage, packed, unpacked
-from crispseg.models.vssd import VSSD, create_backbone
+from crispseg.models.vssd import VSSD, VSSDConfig, create_backbone
 from crispseg.models.weights import read_weight_names, read_weights
 from crispseg.reading import read_json
 
@@ -69,7 +70,7 @@ def save_backbone(
         "crispseg": __version__,
         "name": name,
         "in_channels": backbone.in_channels,
-        "options": configs.to_dict(backbone.config),
+        "options": whole_settings(backbone.config),
         "info": configs.to_dict(info),
     }
     write_json(folder / CONFIG, config)
@@ -83,6 +84,12 @@ class _Config(TypedDict):
     in_channels: int
     options: dict[str, Any]
     info: BackboneInfo
+
+
+def whole_settings(config: VSSDConfig) -> dict[str, Any]:
+    """A backbone's config as plain values, DCO's own settings spelt out: defaults may change after it was saved."""
+    values: dict[str, Any] = configs.to_dict(config)
+    return {**values, "dco": configs.to_dict(dco_config(config.dco))}
 
 
 def is_backbone_folder(path: str | os.PathLike[str]) -> bool:

@@ -12,9 +12,14 @@ from pathlib import Path
 
 from torch import Tensor
 
-from crispseg import config as configs
 from crispseg.errors import UserError, nearest
-from crispseg.models.backbone_folder import CONFIG, SavedBackbone, is_backbone_folder, read_backbone
+from crispseg.models.backbone_folder import (
+    CONFIG,
+    SavedBackbone,
+    is_backbone_folder,
+    read_backbone,
+    whole_settings,
+)
 from crispseg.models.vssd import VSSD, VSSDConfig, backbone_config
 from crispseg.reading import read_json
 
@@ -111,9 +116,13 @@ def _check_fit(backbone: VSSD, weights: dict[str, Tensor], saved: SavedBackbone,
 def _other_function(backbone: VSSD, saved: SavedBackbone) -> str:
     """Which settings of the backbone differ from those it was pretrained with."""
     theirs, ours = (_settings(c) for c in (backbone_config(saved.name, **saved.options), backbone.config))
-    differ = [f"{key} {ours[key]} instead of {theirs[key]}" for key in ours if ours[key] != theirs[key]]
+    differ = [
+        f"another {key}" if isinstance(ours[key], dict) else f"{key} {ours[key]} instead of {theirs[key]}"
+        for key in ours
+        if ours[key] != theirs[key]
+    ]
     return "with " + ", ".join(differ) if differ else ""
 
 
 def _settings(config: VSSDConfig) -> dict[str, object]:
-    return {k: v for k, v in configs.to_dict(config).items() if k not in _NOT_OF_THE_FUNCTION}
+    return {k: v for k, v in whole_settings(config).items() if k not in _NOT_OF_THE_FUNCTION}

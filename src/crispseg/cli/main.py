@@ -72,6 +72,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run_verb(verb: str, words: list[str]) -> int:
+    args = verb_parser(verb).parse_intermixed_args(words)
+    return importlib.import_module(f"crispseg.cli.{verb}").run(args) or 0
+
+
+def verb_parser(verb: str) -> argparse.ArgumentParser:
+    """What understands the words of one verb."""
     module = importlib.import_module(f"crispseg.cli.{verb}")
     parser = argparse.ArgumentParser(
         prog=f"crisp {verb}",
@@ -79,7 +85,7 @@ def _run_verb(verb: str, words: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_words(parser, module)
-    return module.run(parser.parse_intermixed_args(words)) or 0
+    return parser
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

@@ -52,12 +52,12 @@ def test_put_read_and_remove(bucket, tmp_path):
 
 
 def test_the_right_to_write_is_tried(bucket, server):
-    store.check_writable(f"{bucket}/maps/map.tif")
+    store.check_writable(f"{bucket}/maps")
     assert keys_in(server) == [], "nothing stays behind"
-    with pytest.raises(UserError, match="s3://nobody/maps/.* cannot be written: .*check the name"):
-        store.check_writable("s3://nobody/maps/map.tif")
+    with pytest.raises(UserError, match="s3://nobody/maps cannot be written: .*check the name"):
+        store.check_writable("s3://nobody/maps")
     with pytest.raises(UserError, match="can be read but not written"):
-        store.check_writable("https://host/map.tif")
+        store.check_writable("https://host/maps")
 
 
 def test_missing_credentials_are_told(bucket, monkeypatch):
@@ -67,7 +67,7 @@ def test_missing_credentials_are_told(bucket, monkeypatch):
     monkeypatch.setenv("CPL_AWS_AUTODETECT_EC2", "NO")
     monkeypatch.setenv("HOME", "/nonexistent")
     with pytest.raises(UserError, match="credentials are taken from AWS_ACCESS_KEY_ID"):
-        store.check_writable(f"{bucket}/maps/map.tif")
+        store.check_writable(f"{bucket}/maps")
 
 
 def test_a_raster_is_read_by_ranges_without_listing_and_with_retries(tmp_path):

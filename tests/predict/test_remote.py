@@ -13,6 +13,7 @@ from crispseg.geo import landing, store
 from crispseg.geo.maps import MapChoice
 from crispseg.geo.polygons import PolygonChoice
 from crispseg.geo.reader import open_raster
+from crispseg.geo.scenes import find_scenes
 from crispseg.geo.vectorize import vectorize_map
 from crispseg.predict.bands import Pace
 from crispseg.predict.batch import predict_scenes
@@ -74,6 +75,17 @@ def test_several_scenes_of_a_web_server(bucket, server, scene, tmp_path):
     }  # fmt: skip
 
 
+def test_a_folder_of_a_bucket_and_what_is_not_there(bucket, server, scene, tmp_path):
+    for name in ("a.tif", "b.tif", "notes.txt", "below/c.tif"):
+        store.put(Path(scene), f"{bucket}/many/{name}")
+    found = find_scenes([f"{bucket}/many/"])
+    assert [(s.path, s.name) for s in found] == [(f"{bucket}/many/a.tif", "a"), (f"{bucket}/many/b.tif", "b")]
+    with pytest.raises(UserError, match="s3://bucket/nothing/ cannot be listed"):
+        find_scenes([f"{bucket}/nothing/"])
+    with pytest.raises(UserError, match="there is no s3://bucket/many/x.tif"):
+        open_raster(f"{bucket}/many/x.tif")
+
+
 def test_what_is_there_is_refused_skipped_or_replaced(bucket, scene, tmp_path):
     output = f"{bucket}/twice/map.tif"
     assert not run(scene, output, tmp_path).failures
@@ -117,7 +129,7 @@ def test_a_run_that_stopped_while_uploading_goes_on(bucket, server, scene, tmp_p
 def test_rights_and_room_are_looked_at_before_the_first_tile(bucket, scene, tmp_path, monkeypatch):
     model = StandIn()
     model.before = lambda x: pytest.fail("a tile was evaluated")
-    with pytest.raises(UserError, match="s3://nobody/.* cannot be written"):
+    with pytest.raises(UserError, match="s3://nobody cannot be written"):
         run(scene, "s3://nobody/map.tif", tmp_path, model=model)
     with pytest.raises(UserError, match="can be read but not written"):
         run(scene, "https://host/map.tif", tmp_path, model=model)

@@ -57,7 +57,7 @@ class RemoteLanding(Landing):
         return store.exists(self.name(path)) if self._is_remote(path) else super().there(path)
 
     def check_writable(self) -> None:
-        store.check_writable(f"{self.folder}/map.tif")
+        store.check_writable(self.folder)
 
     def put(self, made: Path, path: Path, existing: str) -> None:
         if not self._is_remote(path):

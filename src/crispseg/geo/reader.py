@@ -16,7 +16,7 @@ from crispseg.errors import UserError
 from crispseg.geo.drivers import ALL, is_name, open_allowed
 from crispseg.geo.gdal import bounded_cache, quiet
 from crispseg.geo.grid import Grid
-from crispseg.geo.store import gdal_name, is_remote
+from crispseg.geo.store import exists, gdal_name, is_remote
 from crispseg.geo.vrt import vrt_files
 from crispseg.predict.source import Pixels, Window, fill_gaps
 from crispseg.predict.values import some_windows
@@ -140,6 +140,8 @@ def open_raster(path: str, drivers: tuple[str, ...] = ()) -> Any:
         with quiet():
             dataset = open_allowed(gdal_name(path), drivers)
     except RasterioIOError as error:
+        if is_remote(path) and not exists(path):
+            raise UserError(f"there is no {path}") from error
         raise UserError(f"{path} cannot be read as a raster: {_one_line(error)}") from error
     if not dataset.count:
         inside = ", ".join(dataset.subdatasets[:3])

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from crispseg.errors import UserError
+from crispseg.geo import store
 from crispseg.geo.bands import alpha_of_shades, band_names, choose_bands
 from crispseg.geo.grid import Grid
 from crispseg.geo.reader import RasterSource, open_raster, palette, raster_files
@@ -81,15 +82,21 @@ def find_scenes(words: Sequence[str], asset: str = "") -> list[Found]:
 
 
 def _scenes_of(word: str, asset: str) -> list[Found]:
-    path = Path(word)
-    if path.is_dir():
-        inside = sorted(str(p) for p in list_folder(path) if p.suffix.lower() in _RASTER_ENDINGS and p.is_file())
-        if not inside:
-            raise UserError(f"the folder {path} holds no rasters ({', '.join(sorted(_RASTER_ENDINGS))})")
-        return [Found(name, Path(name).stem) for name in inside]
     if is_catalogue(word):
         return [Found(scene.path, scene.name, scene.item) for scene in read_catalogue(word, asset)]
-    return [Found(word, Path(word.partition("?")[0] if is_remote(word) else word).stem)]
+    there = store.list_folder(word) if is_remote(word) and word.endswith("/") else None
+    if there is None and Path(word).is_dir():
+        there = sorted(str(path) for path in list_folder(Path(word)) if path.is_file())
+    if there is None:
+        return [Found(word, _stem(word))]
+    inside = [name for name in there if Path(name).suffix.lower() in _RASTER_ENDINGS]
+    if not inside:
+        raise UserError(f"the folder {word} holds no rasters ({', '.join(sorted(_RASTER_ENDINGS))})")
+    return [Found(name, _stem(name)) for name in inside]
+
+
+def _stem(path: str) -> str:
+    return Path(path.partition("?")[0] if is_remote(path) else path).stem
 
 
 def scene_files(path: str, drivers: tuple[str, ...] = ()) -> tuple[str, ...]:

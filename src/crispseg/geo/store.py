@@ -147,12 +147,23 @@ def remove(name: str) -> None:
         gdal.VSIUnlink(gdal_name(name).encode())
 
 
-def check_writable(name: str) -> None:
-    """Put a small object beside `name` and take it away again, so that missing rights are told before the work."""
-    refuse_web(name)
-    probe = f"{name.rpartition('/')[0]}/.crisp-{secrets.token_hex(4)}"
-    _write(probe, iter([b"crispseg looks whether it may write here\n"]))
+def check_writable(folder: str) -> None:
+    """Put a small object into `folder` and take it away again, so that missing rights are told before the work."""
+    refuse_web(folder)
+    probe = f"{folder}/.crisp-{secrets.token_hex(4)}"
+    _write(probe, iter([b"crispseg looks whether it may write here\n"]), told_as=folder)
     remove(probe)
+
+
+def list_folder(name: str) -> list[str]:
+    """The full names of the objects right below a folder, in order."""
+    with _quiet() as gdal:
+        names = gdal.VSIReadDir(gdal_name(name.rstrip("/")).encode())
+        found, reason = _strings(names), _reason()
+        gdal.CSLDestroy(names)
+    if not found:
+        raise _refusal(name, "listed", reason)
+    return [f"{name.rstrip('/')}/{inside}" for inside in sorted(found)]
 
 
 def refuse_web(name: str) -> None:
@@ -160,17 +171,17 @@ def refuse_web(name: str) -> None:
         raise UserError(f"{name} can be read but not written: outputs go to a folder, s3://, gs:// or az://")
 
 
-def _write(name: str, pieces: Iterator[bytes]) -> None:
+def _write(name: str, pieces: Iterator[bytes], told_as: str = "") -> None:
     with _quiet() as gdal:
         handle = gdal.VSIFOpenExL(gdal_name(name).encode(), b"wb", 1)
         if not handle:
-            raise _refusal(name, "written", _reason())
+            raise _refusal(told_as or name, "written", _reason())
         complete = all(gdal.VSIFWriteL(piece, 1, len(piece), handle) == len(piece) for piece in pieces)
         closed = gdal.VSIFCloseL(handle) == 0  # the object appears here
         reason = _reason()
         gdal.VSICurlPartialClearCache(gdal_name(name).encode())  # GDAL remembers that it was not there
     if not (complete and closed):
-        raise _refusal(name, "written", reason)
+        raise _refusal(told_as or name, "written", reason)
 
 
 @contextlib.contextmanager
@@ -255,6 +266,7 @@ def _gdal() -> Any:
         ("VSIFTellL", ctypes.c_uint64, [handle]),
         ("VSIFReadL", size, [ctypes.c_void_p, size, size, handle]),
         ("VSIFWriteL", size, [ctypes.c_char_p, size, size, handle]),
+        ("VSIReadDir", ctypes.POINTER(text), [text]),
         ("VSIUnlink", ctypes.c_int, [text]),
     ):
         function = getattr(library, name)

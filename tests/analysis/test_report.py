@@ -171,3 +171,12 @@ def test_a_place_that_is_taken_is_refused(analysis: Analysis, report: Path) -> N
     with pytest.raises(UserError, match="is not an empty folder"):
         write_analysis(analysis, report)
     assert files(report) == before
+
+
+def test_long_titles_are_wrapped_and_not_cut() -> None:
+    panel = np.full((300, 120, 3), 77, np.uint8)
+    picture = np.asarray(grid({"image": panel, "winning prototype of the predicted class": panel}, 2, {"x": (1, 2, 3)}))
+    first = int(np.flatnonzero((picture == 77).all(-1).sum(1) > 200)[0])  # row of the panels
+    titles = picture[:first].astype(int)
+    inked = np.flatnonzero((titles < 120).all(-1).any(0))
+    assert len(titles) > 40 and inked.max() < picture.shape[1] - 2

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from crispseg.data.drawing import unlabelled_colour
 from crispseg.data.folder import Folder
 from crispseg.errors import UserError
 from crispseg.evaluate import Evaluation, Settings, evaluate, write_report
@@ -220,3 +221,21 @@ def test_reserved_leaves_nothing_when_nothing_came(tmp_path: Path, monkeypatch: 
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="cannot make the report folder"), reserved("file/inside", "x", first=True):
         pass
+
+
+def test_the_caption_of_a_small_confusion_matrix_is_whole() -> None:
+    picture = np.asarray(draw_confusion(np.eye(2, dtype=np.int64), ["a", "b"])).astype(int)
+    caption = np.argwhere((picture[-28:] < 200).all(-1))  # its ink
+    assert caption[:, 1].max() < picture.shape[1] - 8 and caption[:, 1].min() > 4
+
+
+def test_pixels_without_labels_do_not_look_like_a_class(evaluation: Evaluation) -> None:
+    window = evaluation.worst[0]
+    names = evaluation.conditions.protocol.classes
+    palette = ((0, 0, 0), (128, 128, 128), (200, 0, 0))
+    truth = np.full_like(window.truth, 255)
+    picture = np.asarray(draw_worst(dataclasses.replace(window, truth=truth), names, palette))
+    height, width = window.truth.shape
+    factor = -(-256 // max(height, width))
+    shown = picture[24 + factor * height // 2, 8 + factor * width * 3 // 2]  # in the middle of the truth
+    assert tuple(shown) == unlabelled_colour((*palette, (230, 20, 40))) == (255, 0, 255)

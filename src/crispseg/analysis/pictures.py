@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 
 from crispseg.analysis.result import AGAINST, AS_TRAINED, Look, Map
 from crispseg.data.classes import IGNORE, Colour
-from crispseg.data.drawing import paint
-from crispseg.evaluate.pictures import draw_legend, load_font, pale
+from crispseg.data.drawing import paint, unlabelled_colour
+from crispseg.evaluate.pictures import draw_legend, load_font, pale, wrapped
 
 if TYPE_CHECKING:
     from PIL import Image
 
 Panel = NDArray[np.uint8]  # (H, W, 3)
 _INK = (34, 34, 34)
-_INSIDE, _IN_BAND, _UNLABELLED = (214, 20, 40), (255, 150, 0), (0, 0, 0)
+_INSIDE, _IN_BAND = (214, 20, 40), (255, 150, 0)
 _OTHER, _OWN, _BOTH = (20, 130, 60), (150, 40, 170), (70, 70, 70)
 _SIDE = 420  # of a panel, about: larger ones are shrunk, much smaller ones enlarged by a whole factor
 # dark to light through blue, green and yellow: reads alike in grey and for the colour-blind
@@ -29,19 +29,22 @@ _HEAT = np.array([(20, 10, 60), (45, 60, 140), (30, 130, 140), (90, 190, 90), (2
 def draw_errors(look: Look, classes: Sequence[str], palette: tuple[Colour, ...]) -> Image.Image:
     """Image, truth, prediction, errors and what they were taken for; the same of `against`, and who is wrong where."""
     own, other = look.predictions[AS_TRAINED], look.predictions.get(AGAINST)
-    panels = {"image": look.image, "truth": paint(look.truth, palette)}
-    colours = {"wrong, interior": _INSIDE, "wrong, near a boundary": _IN_BAND, "not labelled": _UNLABELLED}
+    blank = unlabelled_colour((*palette, _INSIDE, _IN_BAND, _OTHER, _OWN, _BOTH))
+    panels = {"image": look.image, "truth": paint(look.truth, palette, blank)}
+    colours = {"wrong, interior": _INSIDE, "wrong, near a boundary": _IN_BAND, "not labelled": blank}
     if other is not None:
-        panels["who is wrong"] = wrong_where(look, own, other)
+        panels["who is wrong"] = wrong_where(look, own, other, blank)
         colours |= {"only against is wrong": _OTHER, "only this model is wrong": _OWN, "both are wrong": _BOTH}
-    panels |= _judged(look, own, palette, "")
+    panels |= _judged(look, own, palette, blank, "")
     if other is not None:
-        panels |= _judged(look, other, palette, "against: ")
+        panels |= _judged(look, other, palette, blank, "against: ")
     seen = np.unique([look.truth, *look.predictions.values()])
     return grid(panels, 3, {classes[i]: palette[i] for i in seen if i < len(classes)} | colours)
 
 
-def _judged(look: Look, predicted: NDArray[np.uint8], palette: tuple[Colour, ...], who: str) -> dict[str, Panel]:
+def _judged(
+    look: Look, predicted: NDArray[np.uint8], palette: tuple[Colour, ...], blank: Colour, who: str
+) -> dict[str, Panel]:
     labelled = look.truth != IGNORE
     wrong = (predicted != look.truth) & labelled
     share = wrong.sum() / max(int(labelled.sum()), 1)
@@ -49,7 +52,7 @@ def _judged(look: Look, predicted: NDArray[np.uint8], palette: tuple[Colour, ...
     errors[wrong & ~look.band] = _INSIDE
     errors[wrong & look.band] = _IN_BAND
     taken[wrong] = paint(predicted, palette)[wrong]
-    errors[~labelled] = taken[~labelled] = _UNLABELLED
+    errors[~labelled] = taken[~labelled] = blank
     return {
         f"{who}prediction": paint(predicted, palette),
         f"{who}errors, {100 * share:.1f} %": errors,
@@ -57,14 +60,14 @@ def _judged(look: Look, predicted: NDArray[np.uint8], palette: tuple[Colour, ...
     }
 
 
-def wrong_where(look: Look, own: NDArray[np.uint8], other: NDArray[np.uint8]) -> Panel:
+def wrong_where(look: Look, own: NDArray[np.uint8], other: NDArray[np.uint8], blank: Colour = (0, 0, 0)) -> Panel:
     labelled = look.truth != IGNORE
     own_wrong, other_wrong = ((each != look.truth) & labelled for each in (own, other))
     panel = pale(look.image)
     panel[own_wrong & other_wrong] = _BOTH
     panel[other_wrong & ~own_wrong] = _OTHER
     panel[own_wrong & ~other_wrong] = _OWN
-    panel[~labelled] = _UNLABELLED
+    panel[~labelled] = blank
     return panel
 
 
@@ -146,7 +149,9 @@ def grid(
     factor = min(1.0, _SIDE / max(height, width)) if max(height, width) > _SIDE // 2 else _SIDE // max(height, width)
     height, width = max(1, round(height * factor)), max(1, round(width * factor))
     columns = min(columns, len(panels))
-    title, gap = 24, 8
+    font, gap = load_font(14), 8
+    titles = {text: wrapped(text, font, width - 4) for text in panels}
+    title = 6 + 18 * max(map(len, titles.values()))
     rows = -(-len(panels) // columns)
     below = rows * (height + title)
     key = draw_legend(list(colours), list(colours.values()), columns * (width + gap) - gap)
@@ -155,7 +160,8 @@ def grid(
     draw = ImageDraw.Draw(picture)
     for number, (text, panel) in enumerate(panels.items()):
         left, top = number % columns * (width + gap), number // columns * (height + title)
-        draw.text((left + 2, top + title / 2), text, _INK, load_font(14), anchor="lm")
+        for line, words in enumerate(reversed(titles[text])):  # a short title stands beside its picture
+            draw.text((left + 2, top + title - 12 - 18 * line), words, _INK, font, anchor="lm")
         # averaging when shrinking keeps thin errors visible; enlarging shows pixels as they are
         kind = Image.Resampling.BOX if panel.shape[0] > height else Image.Resampling.NEAREST
         picture.paste(Image.fromarray(panel).resize((width, height), kind), (left, top + title))

@@ -42,10 +42,10 @@ def unlabelled_colour(palette: Sequence[Colour]) -> Colour:
     return free[0] if free else max(_UNLABELLED, key=nearest)
 
 
-def paint(mask: Mask, palette: Sequence[Colour]) -> Array:
-    """(H, W) ids as (H, W, 3) colours; ignored pixels have `unlabelled_colour`."""
+def paint(mask: Mask, palette: Sequence[Colour], unlabelled: Colour | None = None) -> Array:
+    """(H, W) ids as (H, W, 3) colours; ignored pixels have the colour `unlabelled`, or one that no class has."""
     colours = np.empty((256, 3), np.uint8)
-    colours[:] = unlabelled_colour(palette)
+    colours[:] = unlabelled_colour(palette) if unlabelled is None else unlabelled
     colours[: len(palette)] = palette
     painted: Array = colours[mask]
     return painted

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crispseg.data.classes import IGNORE, Colour
-from crispseg.data.drawing import paint, to_rgb
+from crispseg.data.drawing import paint, to_rgb, unlabelled_colour
 from crispseg.evaluate.worst import WorstWindow
 from crispseg.metrics import Reliability
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from crispseg.evaluate.places import Change
 
 _INK, _FAINT, _BLUE = (34, 34, 34), (200, 200, 200), (31, 90, 165)
-_WRONG, _UNLABELLED = (230, 20, 40), (0, 0, 0)
+_WRONG = (230, 20, 40)
 _ONLY_A, _ONLY_B, _BOTH_WRONG = (214, 94, 0), (0, 114, 178), (90, 90, 90)  # told apart by colour-blind eyes, too
 _DOUBLE = 2  # curves are drawn twice as large and shrunk, which smooths their lines
 _SMALLEST_PANEL = 256  # smaller windows are enlarged by a whole factor
@@ -36,7 +36,8 @@ def draw_confusion(counts: NDArray[np.int64], names: Sequence[str]) -> Image.Ima
     label = load_font(16) if cell >= 20 else font
     margin = 24 + max(int(label.getlength(name)) for name in names)
     side = margin + cell * len(names) + 12
-    picture = Image.new("RGB", (side, side + 28), "white")
+    caption, small = "row: true class, column: predicted; percent of the row", load_font(13)
+    picture = Image.new("RGB", (max(side, int(small.getlength(caption)) + 24), side + 28), "white")
     draw = ImageDraw.Draw(picture)
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     for row, column in np.ndindex(*shares.shape):
@@ -51,9 +52,8 @@ def draw_confusion(counts: NDArray[np.int64], names: Sequence[str]) -> Image.Ima
         middle = margin + i * cell + cell / 2
         draw.text((margin - 10, middle), name, _INK, label, anchor="rm")
         _upright_text(picture, name, (middle, margin - 10), label)
-    draw.text(
-        (margin, side + 4), "row: true class, column: predicted; percent of the row", (110, 110, 110), load_font(13)
-    )
+    left = min(margin, picture.width - int(small.getlength(caption)) - 12)
+    draw.text((left, side + 4), caption, (110, 110, 110), small)
     return picture
 
 
@@ -123,19 +123,19 @@ def draw_worst(
     """Image and truth above, prediction and error below; the colours of the classes that occur."""
     from PIL import Image, ImageDraw
 
-    image = to_rgb(window.image)
+    image, unlabelled = to_rgb(window.image), unlabelled_colour((*palette, _WRONG))
     panels = {
         "image": image,
-        "truth": paint(window.truth, palette),
-        who: paint(window.prediction, palette),
-        f"error: {100 * window.share:.1f} % wrong": _errors(image, window.truth, window.prediction),
+        "truth": paint(window.truth, palette, unlabelled),
+        who: paint(window.prediction, palette, unlabelled),
+        f"error: {100 * window.share:.1f} % wrong": _errors(image, window.truth, window.prediction, unlabelled),
     }
     height, width = window.truth.shape
     factor = max(1, -(-_SMALLEST_PANEL // max(height, width)))
     height, width = height * factor, width * factor
     title, gap = 24, 8
     seen = [i for i in np.union1d(window.truth, window.prediction) if i < len(names)]
-    colours = [*(palette[i] for i in seen), _WRONG, _UNLABELLED]
+    colours = [*(palette[i] for i in seen), _WRONG, unlabelled]
     legend = draw_legend([*(names[i] for i in seen), "wrong", "not labelled"], colours, 2 * width + gap)
     below = 2 * (height + title)
     picture = Image.new("RGB", (legend.width, below + legend.height), "white")
@@ -151,12 +151,12 @@ def draw_worst(
 
 def window_panels(window: WorstWindow, palette: tuple[Colour, ...]) -> dict[str, Image.Image]:
     """Image, truth, prediction and errors of a window, each a picture by itself."""
-    image = to_rgb(window.image)
+    image, unlabelled = to_rgb(window.image), unlabelled_colour((*palette, _WRONG))
     return {
         "image": enlarged(image),
-        "truth": enlarged(paint(window.truth, palette)),
-        "prediction": enlarged(paint(window.prediction, palette)),
-        "errors": enlarged(_errors(image, window.truth, window.prediction)),
+        "truth": enlarged(paint(window.truth, palette, unlabelled)),
+        "prediction": enlarged(paint(window.prediction, palette, unlabelled)),
+        "errors": enlarged(_errors(image, window.truth, window.prediction, unlabelled)),
     }
 
 
@@ -179,9 +179,9 @@ def change_panels(change: Change, palette: tuple[Colour, ...]) -> dict[str, Imag
     who[labels & ~right_a & ~right_b] = _BOTH_WRONG
     who[labels & right_b & ~right_a] = _ONLY_B
     who[labels & right_a & ~right_b] = _ONLY_A
-    who[~labels] = _UNLABELLED
+    who[~labels] = unlabelled = unlabelled_colour((*palette, _ONLY_A, _ONLY_B, _BOTH_WRONG))
     painted = {"truth": a.truth, "A": a.prediction, "B": b.prediction}
-    panels = {name: enlarged(paint(ids, palette)) for name, ids in painted.items()}
+    panels = {name: enlarged(paint(ids, palette, unlabelled)) for name, ids in painted.items()}
     return {"image": enlarged(image), **panels, "who is right": enlarged(who)}
 
 
@@ -201,10 +201,12 @@ def id_picture(ids: NDArray[np.uint8], names: Sequence[str], palette: Sequence[C
     return buffer.getvalue()
 
 
-def _errors(image: NDArray[np.uint8], truth: NDArray[np.uint8], prediction: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def _errors(
+    image: NDArray[np.uint8], truth: NDArray[np.uint8], prediction: NDArray[np.uint8], unlabelled: Colour
+) -> NDArray[np.uint8]:
     shown = pale(image)
     shown[truth != prediction] = _WRONG
-    shown[truth == IGNORE] = _UNLABELLED
+    shown[truth == IGNORE] = unlabelled
     return shown
 
 
@@ -232,6 +234,18 @@ def draw_legend(names: Sequence[str], palette: Sequence[Colour], width: int) -> 
         draw.rectangle((left, top, left + 16, top + 16), fill=colour, outline=_INK)
         draw.text((left + 24, top + 8), name, _INK, font, anchor="lm")
     return picture
+
+
+def wrapped(text: str, font: ImageFont.FreeTypeFont, width: float) -> list[str]:
+    """The text in lines that are no wider, as far as its words allow."""
+    lines: list[str] = []
+    for word in text.split():
+        longer = f"{lines[-1]} {word}" if lines else word
+        if lines and font.getlength(longer) <= width:
+            lines[-1] = longer
+        else:
+            lines.append(word)
+    return lines
 
 
 def load_font(size: int) -> ImageFont.FreeTypeFont:

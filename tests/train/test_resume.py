@@ -242,3 +242,14 @@ def test_changed_pixels_and_labels_are_noticed(folder, tmp_path, monkeypatch):
         loop.resume(out, [f"data={moved}"])
     mask.write_bytes(whole)
     assert loop.resume(out, [f"data={moved}"]).finished
+
+
+def test_a_config_that_leaves_choices_open(tmp_path, monkeypatch):
+    folder = tiny.make_folder(tmp_path / "data")
+    monkeypatch.setattr(loop.Trainer, "asked_to_stop", lambda self: True)
+    out = tmp_path / "run"
+    loop.train(config_from(tiny.settings(folder, out)))
+    path = out / "config.yaml"
+    path.write_text(path.read_text().replace("batch_size: 4", "batch_size: null"))
+    with pytest.raises(UserError, match=r"config\.yaml is damaged: it does not say batch_size"):
+        loop.resume(out)

@@ -15,4 +15,4 @@ class Target:
     make: Callable[[Path], None]
     files: tuple[str, ...]
     read: Callable[[Path], object]
-    share: int = 2  # of the cases, relative to the others
+    share: int = 4  # of the cases, relative to the others

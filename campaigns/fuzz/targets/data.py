@@ -36,13 +36,13 @@ def targets() -> list[Target]:
 
     folder_files = ("classes.csv", "images/site0_part0.png", "masks/site0_part1.png")
     return [
-        Target("data folder", own, folder_files, look, share=1),
-        Target("archive", _zipped, ("loveda.zip",), _prepare, share=1),
+        Target("data folder", own, folder_files, look, share=2),
+        Target("archive", _zipped, ("loveda.zip",), _prepare, share=2),
         Target("prepared folder", _prepared, ("out/dataset.json", "out/split.csv"), lambda f: _open(f / "out")),
-        Target("journal of prepare", _half_prepared, ("out/.prepare.jsonl",), _prepare, share=1),
-        Target("shards", _shards, ("train.npz", "classes.txt"), _read_shards, share=1),
-        Target("drawn labels", _drawn, ("labels.geojson", "labels.gpkg"), _burn, share=1),
-        Target("cached arrays", make_cached, ("cache/0", "cache/1"), cached, share=1),
+        Target("journal of prepare", _half_prepared, ("out/.prepare.jsonl",), _prepare, share=2),
+        Target("shards", _shards, ("train.npz", "classes.txt"), _read_shards, share=2),
+        Target("drawn labels", _drawn, ("labels.geojson", "labels.gpkg"), _burn, share=2),
+        Target("cached arrays", make_cached, ("cache/0", "cache/1"), cached, share=2),
     ]
 
 

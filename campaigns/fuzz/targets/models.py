@@ -54,7 +54,7 @@ def targets() -> list[Target]:
             lambda folder: small_model().save(folder / "model"),
             _MODEL,
             lambda folder: load(folder / "model"),
-            share=6,
+            share=10,
         ),
         Target("backbone folder", _save_backbone, _MODEL, lambda folder: load_backbone(folder / "model")),
         Target(

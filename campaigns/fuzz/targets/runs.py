@@ -41,15 +41,9 @@ def targets() -> list[Target]:
 
     return [
         Target("finished run", finished, ("result.json", "metrics.jsonl", "results.json"), read_all),
-        Target("bench result", _bench, ("r.json",), lambda folder: read_bench(folder / "r.json"), share=1),
-        Target(
-            "stopped run",
-            _stopped,
-            ("run/last.pt", "run/last.pt", "run/config.yaml", "run/protocol.json"),
-            _take_up,
-            share=1,
-        ),
-        Target("run to score", _run_to_score, ("run/protocol.json", "run/config.yaml"), _open_run, share=1),
+        Target("bench result", _bench, ("r.json",), lambda folder: read_bench(folder / "r.json"), share=2),
+        Target("stopped run", _stopped, _RUN, _take_up, share=1),
+        Target("run to score", _run_to_score, ("run/protocol.json", "run/config.yaml"), _open_run, share=2),
     ]
 
 
@@ -67,7 +61,18 @@ def _stopped(folder: Path) -> None:
     from crispseg.train.config import config_from
 
     tiny.make_folder(folder / "data", count=3, size=32)
-    config = config_from(tiny.settings(folder / "data", folder / "run", ema=0.9))
+    small = {
+        **tiny.OPTIONS,
+        "width": 4,
+        "heads": [1, 1, 1, 2],
+        "state": 2,
+        "dim": 8,
+        "attention_heads": 1,
+        "mlp_dim": 8,
+    }
+    config = config_from(
+        tiny.settings(folder / "data", folder / "run", ema=0.9, model={"name": "crisp_nano", "options": small})
+    )
     with _replaced(loop.Trainer, "asked_to_stop", lambda trainer: True):
         loop.train(config)
 

@@ -25,10 +25,10 @@ def targets() -> list[Target]:
     return [
         scene("s.tif", tiled=True, blockxsize=16, blockysize=16, compress="deflate", crs="EPSG:32633"),
         scene("s.png", driver="PNG"),
-        Target("scene s.vrt", make_vrt, ("s.vrt", "inner.tif"), lambda folder: _read_scene(folder / "s.vrt"), share=1),
-        Target("class map", _class_map, ("map.tif",), _vectorize, share=1),
-        Target("bands of predict", _stopped_in("_make_files"), _BANDS, _predict, share=1),
-        Target("journal of predict", _stopped_in("_put_in_place"), _JOURNAL, _predict, share=1),
+        Target("scene s.vrt", make_vrt, ("s.vrt", "inner.tif"), lambda folder: _read_scene(folder / "s.vrt"), share=2),
+        Target("class map", _class_map, ("map.tif",), _vectorize, share=2),
+        Target("bands of predict", _stopped_in("_make_files"), _BANDS, _predict, share=2),
+        Target("journal of predict", _stopped_in("_put_in_place"), _JOURNAL, _predict, share=2),
     ]
 
 

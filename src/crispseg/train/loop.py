@@ -130,6 +130,7 @@ def resume(run: Path, words: Sequence[str] = (), trackers: Iterable[Tracker] = (
 
 def _go_on(run: Path, words: Sequence[str], trackers: Iterable[Tracker], quiet: bool) -> Result:
     config = config_from(configs.read_yaml(run / run_folder.CONFIG), words)
+    _refuse_open_choices(config, run / run_folder.CONFIG)
     state = load_checkpoint(run / LAST, State) if (run / LAST).exists() else None
     if state is not None:  # it holds all weights: those the run once began with may be gone
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, weights=None))
@@ -143,6 +144,23 @@ def _go_on(run: Path, words: Sequence[str], trackers: Iterable[Tracker], quiet: 
         if processes.first:
             check_data(run, folder)
         return run_trainers([trainer], [run], quiet)[0]
+
+
+def _refuse_open_choices(config: TrainConfig, path: Path) -> None:
+    """A run writes its config with every choice made; one that leaves something open was changed since."""
+    choices = {
+        "schedule.steps": config.schedule.steps,
+        "schedule.warmup": config.schedule.warmup,
+        "batch_size": config.batch_size,
+        "val_every": config.val_every,
+        "crop": config.crop,
+        "precision": config.precision,
+        "model.name": config.model.name,
+        "optimizer.lr": config.optimizer.lr,
+    }
+    missing = [name for name, value in choices.items() if value is None]
+    if missing:
+        raise UserError(f"{path} is damaged: it does not say {', '.join(missing)}")
 
 
 class Trainer:

@@ -1,5 +1,7 @@
 """An ONNX file in the place of a model: the same maps, through the same doors."""
 
+import copy
+import dataclasses
 import pickle
 from pathlib import Path
 
@@ -37,6 +39,15 @@ def test_it_travels_to_other_processes(model, onnx_file):
     loaded = pickle.loads(pickle.dumps(crispseg.load(onnx_file)))
     image = raw_images(2, 3, 40, 44)
     torch.testing.assert_close(loaded(image), expected(model, image), rtol=1e-4, atol=1e-4)
+
+
+def test_the_temperature_is_used_once(tmp_path, model):
+    warm = copy.deepcopy(model)
+    warm.info = dataclasses.replace(model.info, temperature=2.0)
+    export(warm, tmp_path / "m.onnx", size=(64, 64), batch=1)
+    loaded, image = crispseg.load(tmp_path / "m.onnx"), raw_images(1, 3, 64, 64)
+    wanted = (expected(model, image) / 2.0).softmax(1)
+    torch.testing.assert_close(loaded.probabilities(loaded(image)), wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_files_are_told_apart(tmp_path, model, onnx_file):

@@ -6,6 +6,7 @@ import torch
 import crispseg
 from crispseg.errors import UserError
 from crispseg.models import pretrained
+from crispseg.models import shipped as shipped_room
 from crispseg.models.backbone_folder import BackboneInfo, load_backbone, read_backbone, save_backbone
 from crispseg.models.vssd import create_backbone
 from crispseg.train.setup import SCRATCH, default_weights
@@ -17,7 +18,7 @@ INFO = BackboneInfo(training_data="two photos", scores={"photos/knn": 0.5})
 @pytest.fixture
 def shipped(tmp_path, monkeypatch):
     """A stand-in for the backbones that come along: vssd_nano, full size, in half precision."""
-    monkeypatch.setattr(pretrained, "SHIPPED", tmp_path)
+    monkeypatch.setattr(shipped_room, "BACKBONES", tmp_path)
     torch.manual_seed(3)
     backbone = create_backbone("vssd_nano")
     save_backbone(backbone, tmp_path / "vssd_nano", "vssd_nano", INFO, storage="half")

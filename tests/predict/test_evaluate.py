@@ -29,6 +29,13 @@ def test_scores_are_the_softmax_of_normalised_pixels():
     assert (scores - expected).abs().max() <= 1.0
 
 
+def test_logits_are_divided_by_the_cards_temperature():
+    model = StandIn(step=3.0).with_card(temperature=2.5)
+    tile = np.random.default_rng(0).integers(0, 5, (3, 5, 6)).astype(np.uint8)
+    expected = (model(torch.from_numpy(tile).float()[None]) / 2.5).softmax(1) * CERTAIN
+    assert (Evaluator(model, CPU)([tile]) - expected).abs().max() <= 1.0
+
+
 def test_tta_is_the_mean_over_the_views():
     """A model that looks to the left gives, under flips, the mean of looking left and right."""
     model = StandIn(classes=2, bands=1)

@@ -1,6 +1,7 @@
 """List the models that can be created, with their parameters and operations at 512 x 512 pixels.
 
-Below them are the trained models that come with crispseg; their names stand wherever a model's folder can.
+Below them are the trained models that come with crispseg, whose names stand wherever a model's folder can, and the
+pretrained backbones that `crisp train` starts from.
 """
 
 from __future__ import annotations
@@ -25,18 +26,20 @@ def run(args: argparse.Namespace) -> int:
 
     from crispseg.cli.printer import Printer
     from crispseg.errors import UserError
-    from crispseg.models.shipped import list_shipped
+    from crispseg.models.shipped import list_backbones_with_weights, list_shipped
 
     listed = _listed(args.pattern, args.classes)
     trained = [_trained(name) for name in fnmatch.filter(list_shipped(), args.pattern)]
     if not listed and not trained:
         raise UserError(f"no model matches {args.pattern!r}; `crisp models` lists all")
-    values = {"models": listed, "trained": trained, "classes": args.classes}
+    backbones = [_backbone(name) for name in fnmatch.filter(list_backbones_with_weights(), args.pattern)]
+    values = {"models": listed, "trained": trained, "backbones": backbones, "classes": args.classes}
     if args.quick:
         shown: list[Any] = ["\n".join(row.name for row in listed)] if listed else []
     else:
         shown = [_models_table(listed)] if listed else []
         shown += [_trained_table(trained)] if trained else []
+        shown += [_backbones_table(backbones)] if backbones else []
     Printer.of(args).result(values, *shown)
     return 0
 
@@ -70,6 +73,22 @@ def _models_table(listed: list[Listed]) -> Table:
     for row in listed:
         needs = f" (needs {escape(_missing(row))})" if _missing(row) else ""
         table.add_row(row.name, f"{row.parameters / 1e6:.2f}", f"{row.macs / 1e9:.2f}", row.summary + needs)
+    return table
+
+
+def _backbone(name: str) -> dict[str, Any]:
+    from crispseg.models.shipped import read_backbone_card
+
+    info = read_backbone_card(name)["info"]
+    return {"name": name, "training_data": info["training_data"], "scores": info["scores"]}
+
+
+def _backbones_table(backbones: list[dict[str, Any]]) -> Table:
+    from rich.table import Table
+
+    table = Table("pretrained backbone", "trained on", box=None, pad_edge=False)
+    for row in backbones:
+        table.add_row(row["name"], row["training_data"])
     return table
 
 

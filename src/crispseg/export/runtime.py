@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 import threading
@@ -44,7 +45,8 @@ class OnnxModel(SegmentationModel):
                 f"{where} gives class ids alone; tiles are blended from scores: export it with --output logits"
             )
         self.name, self.options = self.card.name, {}
-        self.num_classes, self.in_channels, self.info = self.card.num_classes, self.card.in_channels, self.card.info
+        self.num_classes, self.in_channels = self.card.num_classes, self.card.in_channels
+        self.info = dataclasses.replace(self.card.info, temperature=1.0)  # the graph has divided by it already
         # tells this file from others wherever weights are compared
         digest = hashlib.sha256(content).digest()
         self.register_buffer("digest", torch.frombuffer(bytearray(digest), dtype=torch.uint8))

@@ -13,48 +13,41 @@ from pathlib import Path
 from torch import Tensor
 
 from crispseg.errors import UserError, nearest
+from crispseg.models import shipped
 from crispseg.models.backbone_folder import (
-    CONFIG,
     SavedBackbone,
     is_backbone_folder,
     read_backbone,
     whole_settings,
 )
 from crispseg.models.vssd import VSSD, VSSDConfig, backbone_config
-from crispseg.reading import read_json
 
-SHIPPED = Path(__file__).parents[1] / "shipped" / "backbones"
 PICTURE_BANDS = ("red", "green", "blue")
 _STEM = "patch_embed.conv1.conv.weight"
 _MAY_BE_FRESH = (".dco.", ".selection.", "num_batches_tracked")  # small gates, which a backbone may have been without
 _NOT_OF_THE_FUNCTION = ("drop_path", "checkpointing")
 
 
-def list_backbones_with_weights() -> list[str]:
-    """Names of the pretrained backbones that come with crispseg."""
-    return sorted(path.parent.name for path in SHIPPED.glob("*/config.json"))
-
-
 def is_pretrained(word: str | os.PathLike[str]) -> bool:
     """Whether a word means a pretrained backbone: the name of one that comes along, or its folder."""
-    return os.fspath(word) in list_backbones_with_weights() or is_backbone_folder(word)
+    return os.fspath(word) in shipped.list_backbones_with_weights() or is_backbone_folder(word)
 
 
 def find_pretrained(word: str | os.PathLike[str]) -> Path:
     """The folder of a pretrained backbone; what lies at the path wins."""
     if is_backbone_folder(word):
         return Path(word)
-    name, known = os.fspath(word), list_backbones_with_weights()
+    name, known = os.fspath(word), shipped.list_backbones_with_weights()
     if name in known:
-        return SHIPPED / name
+        return shipped.BACKBONES / name
     hint = nearest(name, known) or (f"; there are {', '.join(known)}" if known else "")
     raise UserError(f"no pretrained backbone {name} comes with crispseg{hint}")
 
 
 def matching_backbone(backbone: VSSD) -> str:
     """The name of the shipped backbone that computes the same function as this one, or an empty string."""
-    for name in list_backbones_with_weights():
-        card = read_json(SHIPPED / name / CONFIG)
+    for name in shipped.list_backbones_with_weights():
+        card = shipped.read_backbone_card(name)
         if _settings(backbone_config(card["name"], **card["options"])) == _settings(backbone.config):
             return name
     return ""
@@ -68,7 +61,7 @@ def start_backbone(backbone: VSSD, word: str | os.PathLike[str], bands: Sequence
     adapted = _adapt_stem(weights, backbone, tuple(bands))
     fresh = _check_fit(backbone, weights, saved, folder)
     backbone.load_state_dict(weights, strict=False)
-    own = f"the pretrained backbone {saved.name}" if folder.parent == SHIPPED else f"the backbone in {folder}"
+    own = f"the pretrained backbone {saved.name}" if folder.parent == shipped.BACKBONES else f"the backbone in {folder}"
     facts = [f"trained on {saved.info.training_data}" if saved.info.training_data else "", adapted]
     facts += [f"{len(fresh)} gates fresh" if fresh else "", _other_function(backbone, saved)]
     return f"{own} ({'; '.join(fact for fact in facts if fact)})"

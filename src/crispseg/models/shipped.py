@@ -12,6 +12,7 @@ from crispseg.models.hub import fetch, is_hub
 
 RUN_CONFIG, BEST = "config.yaml", "best"  # of a training run's folder
 _FOLDER = Path(__file__).parents[1] / "shipped"
+BACKBONES = _FOLDER / "backbones"
 _BEST_FIRST = ("crisp_nano_aerial", "crisp_nano_dubai")
 # used by `crisp predict`, `crispseg.segment` and `crisp demo` when no model is given
 DEFAULT = next((name for name in _BEST_FIRST if (_FOLDER / name / "config.json").is_file()), _BEST_FIRST[0])
@@ -19,6 +20,11 @@ DEFAULT = next((name for name in _BEST_FIRST if (_FOLDER / name / "config.json")
 
 def list_shipped() -> list[str]:
     return sorted(path.parent.name for path in _FOLDER.glob("*/config.json"))
+
+
+def list_backbones_with_weights() -> list[str]:
+    """Names of the pretrained backbones that come along."""
+    return sorted(path.parent.name for path in BACKBONES.glob("*/config.json"))
 
 
 def is_saved(word: str | os.PathLike[str]) -> bool:
@@ -60,5 +66,14 @@ def run_of(folder: Path) -> Path | None:
 
 def read_card(name: str) -> dict[str, Any]:
     """What config.json of a shipped model says, without its weights."""
-    card: dict[str, Any] = json.loads((_FOLDER / name / "config.json").read_text(encoding="utf-8"))
+    return _card(_FOLDER / name)
+
+
+def read_backbone_card(name: str) -> dict[str, Any]:
+    """Likewise of a shipped backbone."""
+    return _card(BACKBONES / name)
+
+
+def _card(folder: Path) -> dict[str, Any]:
+    card: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     return card

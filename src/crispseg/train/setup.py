@@ -23,12 +23,11 @@ from crispseg.models.base import ModelInfo, SegmentationModel
 from crispseg.models.folder import load as load_model
 from crispseg.models.pretrained import (
     is_pretrained,
-    list_backbones_with_weights,
     matching_backbone,
     start_backbone,
 )
 from crispseg.models.registry import create_model
-from crispseg.models.shipped import is_saved
+from crispseg.models.shipped import is_saved, list_backbones_with_weights
 from crispseg.models.vssd import VSSD
 from crispseg.models.vssd_checkpoint import start_from_checkpoint
 from crispseg.train.config import DataConfig, Precision, TrainConfig

@@ -35,7 +35,7 @@ def supports(xbc: Tensor, dt: Tensor, z: Tensor, rule: Rule) -> bool:
         takes(z, b, xbc, dt, rule)
         and inner % heads == 0
         and inner // heads <= LARGEST_HEAD
-        and padded(inner) <= (LARGEST_WIDTH if product_of(xbc) == "bf16" else LARGEST_WIDTH // 2)
+        and padded(inner) <= (LARGEST_WIDTH if product_of(xbc) == "half" else LARGEST_WIDTH // 2)
     )
 
 
@@ -124,5 +124,5 @@ def _choose(sizes: Sizes, product: str, device: torch.device) -> Tiling:
     while block > 16 and (block * width > _LARGEST_BLOCK or sizes.batch * triton.cdiv(sizes.tokens, block) < enough):
         block //= 2
     warps = max(tiling.warps, min(16, block * width // (1024 if width <= 256 else 2048)))
-    stages = tiling.stages + (width > 512) if product == "bf16" else 1
+    stages = tiling.stages + (width > 512) if product == "half" else 1
     return tiling._replace(tokens=block, warps=warps, stages=stages)

@@ -57,7 +57,7 @@ def feature_block(
 @triton.jit
 def product(x, y, total, PRODUCT: tl.constexpr):
     """total + x y."""
-    if PRODUCT == "bf16":
+    if PRODUCT == "half":
         x = rounded(x)
         y = rounded(y)
         if INTERPRETED:  # which cannot multiply bfloat16
@@ -73,7 +73,7 @@ def product(x, y, total, PRODUCT: tl.constexpr):
 def close_product(x, y, total, PRODUCT: tl.constexpr):
     """total + x y with twice the digits of bfloat16: what rounding takes from x and y is multiplied as well."""
     total = product(x, y, total, PRODUCT)
-    if PRODUCT == "bf16":
+    if PRODUCT == "half":
         total = product(x - rounded(x).to(tl.float32), y, total, PRODUCT)
         if y.dtype != tl.bfloat16:
             total = product(x, y.to(tl.float32) - rounded(y).to(tl.float32), total, PRODUCT)
@@ -158,7 +158,7 @@ def accumulate(
         value = block(v, rows, p, v_token, v_width, left, P, P == PP)
         keys += key
         weighted = key * head_gain(rho, rows, rho_token, left, head, dt_bias, a_log, residual)[:, None]
-        if PRODUCT == "bf16":
+        if PRODUCT == "half":
             # Rounding the keys would leave, of a mean much larger than what varies, an error that k mu^T cannot take
             # out; the rest of the rounding is multiplied as well. Values come in half precision already.
             coarse = rounded(weighted).to(tl.float32)
@@ -300,7 +300,7 @@ def calibrate(
 
     place = at(at(state, batch, N * width), head, P) + n[:, None] * width + p[None, :]
     sums *= amplify[None, :]
-    tl.store(place, rounded(sums) if PRODUCT == "bf16" else sums, mask=inside)
+    tl.store(place, rounded(sums) if PRODUCT == "half" else sums, mask=inside)
     affine = affine + batch * 3 * width + channel
     tl.store(affine, lift, mask=p < P)
     tl.store(affine + width, shift, mask=p < P)

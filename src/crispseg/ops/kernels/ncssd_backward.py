@@ -145,7 +145,7 @@ def _tiling(name: str, rows: int, given: Problem) -> Tiling:
     tiling, large = TILINGS[name], _is_large(given.sizes)
     if large:
         tiling = tiling._replace(warps=8, stages=2)
-    if given.product != "bf16":  # float32 blocks are twice as large
+    if given.product != "half":  # float32 blocks are twice as large
         tiling = tiling._replace(tokens=16 if large else 32, warps=8, stages=2)
     block = tiling.tokens
     while block > 16 and rows * triton.cdiv(given.sizes.tokens, block) < 0.9 * multiprocessors(given.v.device):
@@ -159,7 +159,7 @@ def _is_large(sizes: Sizes) -> bool:
 
 
 def _columns(given: Problem) -> int:
-    return min(_WIDEST if given.product == "bf16" else 32, padded(given.sizes.inner))
+    return min(_WIDEST if given.product == "half" else 32, padded(given.sizes.inner))
 
 
 def _launch(name: str, tiling: Tiling, given: Problem) -> dict[str, Any]:

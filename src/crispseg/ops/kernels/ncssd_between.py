@@ -25,7 +25,7 @@ def one_plus(gate, places, end):
 @triton.jit
 def as_multiplied(x, PRODUCT: tl.constexpr):
     """A state in the precision of the products: bfloat16; or cut to TF32's digits, as the matrix unit would."""
-    if PRODUCT == "bf16":
+    if PRODUCT == "half":
         x = rounded(x)
     elif PRODUCT == "tf32":
         x = ((x.to(tl.uint32, bitcast=True) + 0x1000) & 0xFFFFE000).to(tl.float32, bitcast=True)

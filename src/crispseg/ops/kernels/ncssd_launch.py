@@ -91,15 +91,18 @@ def takes(v: Tensor, b: Tensor, c: Tensor, rho: Tensor, rule: Rule) -> bool:
 
 def product_of(*tensors: Tensor) -> str:
     """What matrix products round to, by the tokens: bfloat16; TF32, which holds a float16 and the range of float32, so
-    that nothing overflows; or three TF32 products, which are close to one of float32."""
+    that nothing overflows; or three TF32 products, which are close to one of float32.
+
+    Not "bf16": a string that names one of Triton's types comes back from its description of a kernel as that type.
+    """
     dtypes = {x.dtype for x in tensors}
     if torch.bfloat16 in dtypes:
-        return "bf16"
+        return "half"
     return "tf32" if torch.float16 in dtypes else "tf32x3"
 
 
 def state_dtype(product: str) -> torch.dtype:
-    return torch.bfloat16 if product == "bf16" else torch.float32
+    return torch.bfloat16 if product == "half" else torch.float32
 
 
 @functools.cache

@@ -1,0 +1,78 @@
+"""Kernels compiled ahead: on a GPU nothing is left to compile; without one nothing happens."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from crispseg.ops import compile_ahead as room
+from crispseg.ops.choice import HAS_TRITON
+
+needs_gpu = pytest.mark.skipif(not (torch.cuda.is_available() and HAS_TRITON), reason="needs a CUDA device and Triton")
+
+
+def test_without_a_gpu_the_work_is_not_even_rehearsed():
+    assert room.compile_ahead(lambda: 1 / 0, torch.device("cpu")) == 0
+
+
+def test_a_kernel_is_known_by_all_it_is_made_of():
+    if not HAS_TRITON:
+        pytest.importorskip("triton")
+    kernel = room.Kernel("module", "name", "{}")
+    assert kernel.identity == room.Kernel("module", "name", "{}").identity
+    others = [kernel._replace(module="other"), kernel._replace(name="other"), kernel._replace(specialization="[]")]
+    assert len({kernel.identity, *(other.identity for other in others)}) == 4
+
+
+def test_constants_are_no_names_of_types():
+    """Such a string comes back from Triton's own description as the type, and another kernel would be compiled."""
+    tl = pytest.importorskip("triton.language")
+    from crispseg.ops.kernels.ncssd_launch import product_of
+
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        assert not tl.dtype.is_dtype(product_of(torch.zeros(1, dtype=dtype)))
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("training", [True, False])
+def test_nothing_is_left_to_compile(tmp_path, training):
+    """In a process of its own, with an empty cache."""
+    script = """
+import sys, torch, crispseg, json
+from triton import knobs
+from crispseg.ops.compile_ahead import compile_ahead
+training = json.loads(sys.argv[1])
+torch.manual_seed(0)
+model = crispseg.create_model("crisp_nano", num_classes=3).cuda()
+image = torch.randn(2, 3, 64, 64, device="cuda")
+network = model.train() if training else model.eval().fused(torch.bfloat16, graphs=False)
+
+def work():
+    with torch.autocast("cuda", torch.bfloat16, enabled=training):
+        out = network(image)
+    if training:
+        out.logits.sum().backward()
+
+found = compile_ahead(work, torch.device("cuda", 0))
+late = []
+def listen(*, src, metadata, metadata_group, times, cache_hit):
+    if not cache_hit:
+        late.append(src.name)
+knobs.compilation.listener = listen
+work()
+torch.cuda.synchronize()
+print(json.dumps([found, late]))
+"""
+    found, late = json.loads(_run(script, json.dumps(training), tmp_path))
+    assert found > 10 and not late
+
+
+def _run(script, word, cache):
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(cache)}
+    done = subprocess.run([sys.executable, "-c", script, word], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1]

@@ -83,3 +83,22 @@ def test_mistakes_are_told(maps, tmp_path, capsys):
     assert "no more fit" in capsys.readouterr().out
     assert main(["suggest", path]) == 1  # corrections may be in it by now
     assert "is there already" in capsys.readouterr().err
+
+
+def test_the_loop_back_to_labels(maps, tmp_path):
+    """What was suggested goes through `crisp prepare vector` and comes out as the map was, in the windows alone."""
+    from crispseg.data.folder import open_folder
+
+    path, classes, _ = maps
+    image = write_raster(tmp_path / "image.tif", np.stack([classes * 90 + 10] * 3), **UTM)
+    target, chosen = suggest(path, count=2, side=64)
+    words = ["--image", image, "--labels", str(target), "--layer", "labels", "--field", "class", "--chip", "0"]
+    words += ["--aoi", str(target), "--aoi-layer", "windows", "--out", str(tmp_path / "data")]
+    assert main(["prepare", "vector", *words]) == 0
+    folder = open_folder(tmp_path / "data", split={"image": "val"})
+    assert folder.table.names == ("land", "water")
+    expected = np.full(classes.shape, 255, np.uint8)
+    for w in chosen:
+        part = (slice(w.top, w.top + w.height), slice(w.left, w.left + w.width))
+        expected[part] = classes[part]
+    np.testing.assert_array_equal(folder.read_mask(folder.records("val")[0]), expected)

@@ -12,7 +12,7 @@ import pytest
 from crispseg.cli import view
 from crispseg.cli.main import main
 from crispseg.view.save import LARGEST
-from tests.geo.rasters import write_raster
+from tests.geo.rasters import UTM, write_raster
 from tests.view.scenes import fetch, make
 
 
@@ -83,3 +83,19 @@ def test_a_scene_too_large_for_a_saved_page_is_refused(tmp_path, capsys):
     said = capsys.readouterr().err
     assert f"{LARGEST} x {LARGEST} at most" in said and "gdal_translate -srcwin" in said
     assert not (tmp_path / "page.html").exists()
+
+
+def test_a_saved_page_compares_only_maps_of_one_grid(tmp_path):
+    import rasterio
+
+    made = make(tmp_path)
+    moved = {**UTM, "transform": rasterio.Affine(0.6, 0, 400_000, 0, -0.6, 5_000_000)}
+    truth = write_raster(tmp_path / "moved.tif", made.truth[:500, :700], **moved)
+    for labels, compared in ((made.files.truth, True), (truth, False)):
+        page = tmp_path / "page.html"
+        assert main(["view", *made.files.maps, "--truth", labels, "--save", str(page), "-q"]) == 0
+        text = page.read_text()
+        about = json.loads(text.partition('type="application/json">')[2].partition("</script>")[0])
+        assert ("errors" in [theme["id"] for theme in about["themes"]]) is compared
+        assert ("lies on another grid" in text) is not compared
+        page.unlink()

@@ -37,10 +37,22 @@ def save_page(scene: Scene, target: str | os.PathLike[str]) -> int:
             f"{scene.reference.path} part.tif"
         )
     about = {**scene.describe(), "base": "", "ramp": RAMP, "saved": _contents(scene)}
+    _leave_out(scene, about)
     worker = base64.b64encode(static_text("maplibre-gl-csp-worker.js").encode()).decode()
     text = render_alone("map.html", scene=about, about=script_json(about), static="", alone=True, worker=worker)
     write_text(target, text)
     return len(text.encode())
+
+
+def _leave_out(scene: Scene, about: dict[str, Any]) -> None:
+    """Maps on another grid than the first are not compared pixel by pixel without a server that warps them."""
+    grid = scene.reference.grid
+    for layer, other in (("errors", "truth"), ("difference", "b")):
+        if other in scene.classes and scene.classes[other].raster.grid != grid:
+            about["themes"] = [theme for theme in about["themes"] if theme["id"] != layer]
+            about["notes"].append(
+                f"{scene.classes[other].raster.path} lies on another grid, so it is not compared here."
+            )
 
 
 def script_json(value: Any) -> str:

@@ -194,9 +194,12 @@ class Pretrainer:
                 log.close()
 
     def _steps(self) -> None:
+        first = self.done
         for batch in self.feed.from_step(self.done, self.steps, self._workers(), self.sizes):
             said = self.stepper.step(self.done, batch)
             self.done += 1
+            if self.done == first + 1:
+                self.meter.progress.count_from(self.done)
             self._after_step(said)
             if self._asked_to_stop():
                 self._save()

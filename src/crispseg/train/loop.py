@@ -192,6 +192,7 @@ class Trainer:
         self.trackers = [*trackers]  # beside those that the config names
         self.files = {record.name: str(record.image) for record in folder.records("train")}  # for messages
         self.done, self.saved = 0, -1  # steps
+        self.stepped = False  # whether this process has made one
         self.best: dict[str, Any] = {"step": 0, "mIoU": None}
         self.final: Scores | None = None  # of the last weights, once they are there
         self.seconds = 0.0  # spent in earlier sittings
@@ -265,6 +266,9 @@ class Trainer:
     def step(self, parts: Sequence[Part]) -> None:
         said = self.stepper.step(self.done, parts)
         self.done += 1
+        if not self.stepped:
+            self.stepped = True
+            self.progress.count_from(self.done)
         self.watch.note(
             self.done, self._must_be_finite(said), [self.files.get(n, n) for part in parts for n in part.names]
         )

@@ -16,6 +16,10 @@ class Progress:
         self._start, self._first = time.monotonic(), done
         self._bar: Any = None if silent or not sys.stderr.isatty() else _rich_bar(total, done)
 
+    def count_from(self, done: int) -> None:
+        """The time left is judged by the steps after this one: the first also sets everything up."""
+        self._start, self._first = time.monotonic(), done
+
     def update(self, done: int, loss: float, images_per_second: float) -> None:
         if self.silent:
             return

@@ -10,8 +10,10 @@ import pytest
 from PIL import Image
 
 from crispseg.data.folder import open_folder
+from crispseg.errors import UserError
 from crispseg.evaluate import Settings, compare, evaluate, write_comparison, write_report
 from crispseg.view.folders import folder_app
+from crispseg.view.report import read_places
 from crispseg.view.run import run_state, thinned
 from crispseg.view.serving import Server
 from tests.evaluate.toy import colour_model, labels, spoilt, write_folder
@@ -146,3 +148,20 @@ def _looks_right(page):
         assert ratio >= 4.5, (theme, text)
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert page.errors == []
+
+
+@pytest.mark.parametrize(
+    ("listed", "message"),
+    [
+        ([], "must be a mapping"),
+        ({"images": [], "places": [{"image": 3}]}, "lacks"),
+        (
+            {"images": [{"name": "a", "file": "a", "map": "../../a.tif", "truth": "b"}], "places": []},
+            "outside the report",
+        ),
+    ],
+)
+def test_places_of_a_damaged_report(listed, message, tmp_path):
+    (tmp_path / "places.json").write_text(json.dumps(listed))
+    with pytest.raises(UserError, match=message):
+        read_places(tmp_path)

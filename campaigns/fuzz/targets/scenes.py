@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from campaigns.fuzz.targets.base import Target
-from campaigns.fuzz.targets.pictures import write
+from campaigns.fuzz.targets.pictures import save_palette, write
 
 
 def targets() -> list[Target]:
@@ -26,6 +26,8 @@ def targets() -> list[Target]:
         scene("s.tif", tiled=True, blockxsize=16, blockysize=16, compress="deflate", crs="EPSG:32633"),
         scene("s.png", driver="PNG"),
         Target("scene s.vrt", make_vrt, ("s.vrt", "inner.tif"), lambda folder: _read_scene(folder / "s.vrt"), share=2),
+        Target("STAC item", _item, ("item.json",), lambda folder: _read_item(folder / "item.json")),
+        Target("report to view", _report, ("places.json",), _read_report, share=2),
         Target("class map", _class_map, ("map.tif",), _vectorize, share=2),
         Target("bands of predict", _stopped_in("_make_files"), _BANDS, _predict, share=2),
         Target("journal of predict", _stopped_in("_put_in_place"), _JOURNAL, _predict, share=2),
@@ -52,6 +54,40 @@ def _read_scene(path: Path) -> None:
             read_reflected(scene.source, Window(top, 0, 32, 32))
     finally:
         scene.source.close()
+
+
+def _item(folder: Path) -> None:
+    """An item beside the scene it names."""
+    write(folder / "s.tif", "uint8", 3, 40)
+    item = {
+        "type": "Feature", "stac_version": "1.0.0", "id": "one", "geometry": None, "links": [], "stac_extensions": [],
+        "properties": {"datetime": "2024-05-01T10:00:00Z", "gsd": 0.5, "platform": "x"},
+        "assets": {"data": {"href": "./s.tif", "type": "image/tiff; application=geotiff", "roles": ["data"]}},
+    }  # fmt: skip
+    (folder / "item.json").write_text(json.dumps(item))
+
+
+def _read_item(path: Path) -> None:
+    from crispseg.geo.stac.read import read_catalogue
+
+    for scene in read_catalogue(str(path)):
+        if Path(scene.path).parent == path.parent:  # what else it names is the command's to open
+            _read_scene(Path(scene.path))
+
+
+def _report(folder: Path) -> None:
+    image = {"name": "a", "file": str(folder / "a.png"), "map": "maps/01.png", "truth": "maps/01-truth.png"}
+    place = {"place": 0, "image": "a", "label": "1: 5 % wrong", "top": 0, "left": 0, "height": 8, "width": 8}
+    (folder / "places.json").write_text(json.dumps({"images": [image], "places": [place]}))
+    (folder / "maps").mkdir()
+    for name in ("a.png", "maps/01.png", "maps/01-truth.png"):
+        save_palette(folder / name)
+
+
+def _read_report(folder: Path) -> None:
+    from crispseg.view.report import read_places
+
+    read_places(folder)
 
 
 def _class_map(folder: Path) -> None:

@@ -16,6 +16,7 @@ from crispseg import __version__
 from crispseg import config as configs
 from crispseg.errors import UserError
 from crispseg.models.base import ModelInfo, SegmentationModel
+from crispseg.reading import parse_json
 
 FORMAT = 1
 KEY = "crispseg"
@@ -66,10 +67,10 @@ def read_metadata(entries: Mapping[str, str], where: str) -> Card:
     if KEY not in entries:
         raise UserError(f"{where} says nothing about its classes and bands: it was not written by `crisp export`")
     try:
-        found = json.loads(entries[KEY])
+        found = parse_json(entries[KEY], KEY)
         version = int(found.pop("format"))
         found.pop("version", None)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, UserError) as error:
         raise UserError(f"{where} is damaged: its entry {KEY!r} cannot be read ({error})") from error
     if version > FORMAT:
         raise UserError(f"{where} was exported by a newer crispseg (format {version}); upgrade crispseg")

@@ -21,6 +21,9 @@ from crispseg.predict.plan import check_tile, make_plan
 from crispseg.predict.products import Products
 from crispseg.predict.source import ArraySource, Source
 from crispseg.predict.work import Settings, Work
+from crispseg.reading import DAMAGE, reason
+
+_FORMATS = ("PNG", "JPEG", "TIFF", "WEBP", "BMP")  # that pillow may try; others run programs
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -123,8 +126,11 @@ def _file_source(path: str, model: SegmentationModel, any_values: bool) -> Sourc
 
         if not Path(path).is_file():
             raise UserError(f"there is no file {path}") from None
-        with Image.open(path) as picture:
-            return _picture_source(picture, model)
+        try:
+            with Image.open(path, formats=_FORMATS) as picture:
+                return _picture_source(picture, model)
+        except (*DAMAGE, Image.DecompressionBombError) as error:
+            raise UserError(f"{path} cannot be read as an image: {reason(error)}") from error
     from crispseg.geo.scenes import Reading, open_scene
 
     return open_scene(path, model, Reading(resolution="scene", any_values=any_values)).source

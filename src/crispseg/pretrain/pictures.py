@@ -21,6 +21,7 @@ from crispseg.data.loader import epoch_order
 from crispseg.files import replacing
 from crispseg.pretrain.draws import Whole
 from crispseg.pretrain.sources import Source
+from crispseg.reading import DAMAGE
 
 HELD = 8 << 30  # bytes that all pictures of a run may take, unless told otherwise
 _WORKERS, _CHUNK = 16, 256
@@ -64,15 +65,16 @@ class Pictures(Dataset[Tensor]):
 
     def _from_cache(self, cache: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
         path = cache / f"pictures-{self._stamp()}.npy"
-        if not path.exists():
+        kept = _read_cache(path, shape)
+        if kept is None:
             with replacing(path) as aside:
                 np.lib.format.open_memmap(aside, mode="w+", dtype=np.uint8, shape=shape).flush()
                 starts = range(0, len(self), _CHUNK)
                 context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
                 with context.Pool(min(_WORKERS, os.cpu_count() or 1), _share, (self, aside)) as pool:
                     pool.map(_fill_file, starts)
-        array: NDArray[np.uint8] = np.load(path)
-        return array
+            kept = np.load(path, allow_pickle=False)
+        return kept
 
     def _stamp(self) -> str:
         """Changes with the files, by their names, and the size."""
@@ -86,6 +88,15 @@ class Pictures(Dataset[Tensor]):
         if self.held is not None:
             return self.held[torch.from_numpy(indices).to(self.held.device)].to(device)
         return torch.stack([self[int(index)] for index in indices]).to(device)
+
+
+def _read_cache(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8] | None:
+    """What an earlier run left; None where there is nothing, or something damaged."""
+    try:
+        array: NDArray[np.uint8] = np.load(path, allow_pickle=False)
+    except DAMAGE:
+        return None
+    return array if array.shape == shape and array.dtype == np.uint8 else None
 
 
 def _fill(pictures: Pictures, held: NDArray[np.uint8], start: int) -> None:

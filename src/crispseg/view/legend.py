@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 from crispseg.errors import UserError
 from crispseg.geo.reader import open_raster, palette
 from crispseg.geo.writer import NODATA, class_palette
+from crispseg.reading import parse_json
 from crispseg.view.rasters import Raster
 
 Colour = tuple[int, int, int]
@@ -51,8 +51,8 @@ def read_classes(raster: Raster) -> MapClasses:
 
 def _names(tags: dict[str, str]) -> dict[int, str]:
     try:
-        return {int(k): str(v) for k, v in json.loads(tags["CLASSES"]).items() if 0 <= int(k) < NODATA}
-    except (KeyError, ValueError, AttributeError):
+        return {int(k): str(v) for k, v in parse_json(tags["CLASSES"], "CLASSES").items() if 0 <= int(k) < NODATA}
+    except (KeyError, ValueError, AttributeError, UserError):
         return {}
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from fastapi import HTTPException, Response
 
+from crispseg import config as configs
 from crispseg.errors import UserError
+from crispseg.reading import read_json
 from crispseg.view.app import make_app, page
 from crispseg.view.pages import alone_policy
 from crispseg.view.scene import Files, Place, Scene
@@ -63,14 +64,39 @@ def _page(path: Path, depth: int) -> Response:
     return page(text, f"{policy}; frame-ancestors 'none'")
 
 
+class _Image(TypedDict):
+    name: str
+    file: str
+    map: str
+    truth: str
+
+
+class _Place(TypedDict):
+    image: str
+    label: str
+    place: int
+    top: int
+    left: int
+    height: int
+    width: int
+
+
+class _Listed(TypedDict):
+    images: list[_Image]
+    places: list[_Place]
+
+
 def read_places(folder: Path) -> tuple[list[Scene], list[dict[str, int]]]:
     """One scene per image with worst places, and for each place which scene it is in and as which of its places."""
-    try:
-        listed = json.loads((folder / PLACES).read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not (folder / PLACES).exists():
         return [], []
-    except (OSError, ValueError) as error:
+    try:
+        listed: _Listed = configs.checked(_Listed, read_json(folder / PLACES), "it")
+    except UserError as error:
         raise UserError(f"{folder / PLACES} cannot be read: {error}; evaluate again") from error
+    for name in (name for image in listed["images"] for name in (image["map"], image["truth"])):
+        if not (folder / name).resolve().is_relative_to(folder.resolve()):
+            raise UserError(f"{folder / PLACES} names {name}, which lies outside the report")
     scenes: list[Scene] = []
     links: list[dict[str, int]] = []
     for image in listed["images"]:

@@ -27,6 +27,8 @@ _OPTIONAL = {
     "tensorboard": ("TensorBoard logs", "pip install 'crispseg[track]'"),
     "timm": ("peer networks", "pip install 'crispseg[peers]'"),
     "onnxruntime": ("ONNX export", "pip install 'crispseg[export]'"),
+    "pystac": ("STAC catalogues", "pip install 'crispseg[stac]'"),
+    "pyarrow": ("GeoParquet", "pip install 'crispseg[parquet]'"),
     "ray": ("more than one machine", "pip install 'crispseg[ray]'"),
     "triton": ("GPU kernels", "comes with CUDA builds of torch"),
 }

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from crispseg.data.classes import IGNORE, ClassTable
 from crispseg.data.drawing import to_rgb
 from crispseg.data.manifest import band_sums
-from crispseg.geo.gdal import bounded_cache, quiet
+from crispseg.geo.gdal import quiet
 from crispseg.geo.labels.burn import Burner, area_of_interest
 from crispseg.geo.labels.images import Ortho
 from crispseg.geo.labels.layers import Shapes
@@ -66,7 +66,7 @@ def write_chip(folder: Path, ortho: Ortho, labels: Labels, window: Window, name:
             mask[~pixels.present] = IGNORE
             values = _as_stored(pixels, ortho.dtype)
             where = ((top, top + part.height), (0, part.width))
-            with explaining_failure(paths[0]), bounded_cache():
+            with explaining_failure(paths[0]):
                 files[0].write(values, window=where)
                 files[1].write(mask, 1, window=where)
             chip.sums += np.array(band_sums(_with_data(values, pixels)))

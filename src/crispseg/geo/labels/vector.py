@@ -17,12 +17,13 @@ from crispseg.errors import UserError
 from crispseg.files import replacing, write_json, write_text
 from crispseg.geo.labels.burn import ORDERS, Burner, refuse_overlap
 from crispseg.geo.labels.colours import class_table
-from crispseg.geo.labels.folder import Chip, Labels, write_chip
+from crispseg.geo.labels.folder import STRIP, Chip, Labels, write_chip
 from crispseg.geo.labels.images import Ortho, common_resolution, open_orthos, windows
 from crispseg.geo.labels.layers import LabelLayer, Shapes, short_crs
 from crispseg.geo.labels.picture import PICTURES, Drawn, draw_labels
 from crispseg.geo.writer import class_palette
 from crispseg.predict.source import Window
+from crispseg.reading import plain_cell
 
 PICTURE = "labels.png"
 
@@ -77,15 +78,16 @@ def prepare_vector(
         done = 0
         for ortho in orthos:
             labels = work.labels_on(ortho)
-            for window in windows(ortho.grid.height, ortho.grid.width, choice.chip if labels else 0):
-                done += 1
-                step(done, total)
-                if labels is not None:
-                    chip = write_chip(aside, ortho, labels, window, _chip_name(ortho, window))
-                    if len(drawn) < PICTURES and done * PICTURES >= len(drawn) * total:  # spread over all
-                        drawn += chip.pictures
-                    chip.pictures = []
-                    chips += [(ortho, chip)] if chip.labelled else []
+            with ortho.source.reading(choice.chip or STRIP):
+                for window in windows(ortho.grid.height, ortho.grid.width, choice.chip if labels else 0):
+                    done += 1
+                    step(done, total)
+                    if labels is not None:
+                        chip = write_chip(aside, ortho, labels, window, _chip_name(ortho, window))
+                        if len(drawn) < PICTURES and done * PICTURES >= len(drawn) * total:  # spread over all
+                            drawn += chip.pictures
+                        chip.pictures = []
+                        chips += [(ortho, chip)] if chip.labelled else []
             if labels is not None:
                 refuse_overlap(labels.burner.overlap, table.names, ortho.path, choice.labels)
             ortho.source.close()
@@ -198,6 +200,6 @@ def _write_tables(folder: Path, table: ClassTable, manifest: dict[str, Any]) -> 
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(("name", "id", "r", "g", "b"))
-    rows.writerows((name, k, *table.palette[k]) for k, name in enumerate(table.names))
+    rows.writerows((plain_cell(name), k, *table.palette[k]) for k, name in enumerate(table.names))
     write_text(folder / "classes.csv", text.getvalue())
     write_json(folder / MANIFEST, manifest)

@@ -15,11 +15,12 @@ test: $(READY)
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow
 
-# An hour of damaged files; the record goes to campaign/. SEED=7 makes other cases.
+# An hour of damaged files and killed runs; the records go to campaign/. SEED=7 makes other cases.
 SEED ?= 1
 campaign: $(READY)
 	mkdir -p campaign
-	$(BIN)/python -m campaigns.fuzz --cases 1000000 --minutes 60 --seed $(SEED) --jobs 2 --out campaign/fuzz
+	$(BIN)/python -m campaigns.fuzz --cases 1000000 --minutes 30 --seed $(SEED) --jobs 2 --out campaign/fuzz
+	$(BIN)/python -m campaigns.kill --rounds 1000000 --minutes 30 --seed $(SEED) --out campaign/kill
 
 # Offline, and a warning is an error.
 docs: $(VENV)/.docs-ready

@@ -240,3 +240,29 @@ assert not predict({scene!r}, {str(tmp_path / "map.tif")!r}, FULL).failures
     assert done.returncode == 0, done.stderr
     with rasterio.open(tmp_path / "map.tif") as dataset:
         assert dataset.shape == (90, 60)
+
+
+def test_what_does_not_fit_is_said_before_it_starts(tmp_path, scene, monkeypatch):
+    """The model is asked for one small tile, and the sentence names a tile that fits."""
+    monkeypatch.setattr("crispseg.memory.free", lambda: 40 << 20)
+    monkeypatch.setattr("crispseg.predict.estimate._timed", lambda evaluator, tile: (0.0, 30 << 20))
+    request = dataclasses.replace(SMALL, settings=Settings(1024, 256))
+    wide = write_raster(tmp_path / "wide.tif", random_pixels(3, 1100, 1100), **UTM)
+    ((_, said),) = predict(wide, tmp_path / "map.tif", request).failures
+    assert "40 are free or allowed" in said and "lower --tile to 128" in said
+    assert sorted(os.listdir(tmp_path)) == ["scene.tif", "wide.tif"]
+    assert not predict(scene, tmp_path / "map.tif").failures, "small tiles fit"
+
+
+@pytest.mark.slow
+def test_two_gibibytes_are_enough(tmp_path):
+    """A hard limit on the address space, the shipped model, the default tile."""
+    scene = write_raster(tmp_path / "scene.tif", random_pixels(3, 1300, 1300, high=255), **UTM)
+    code = f"""
+import resource, sys
+resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+from crispseg.cli.main import main
+sys.exit(main(["predict", {scene!r}, "-o", {str(tmp_path / "map.tif")!r}, "--confidence", "--polygons", "gpkg"]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0 or "lower --tile" in done.stderr, done.stderr

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from crispseg import exact, memory
+from crispseg.errors import UserError
 from crispseg.geo.scenes import Scene, open_scene
 from crispseg.models.base import SegmentationModel
 from crispseg.predict.bands import tiles_ahead
@@ -16,6 +20,9 @@ from crispseg.predict.plan import Plan, make_plan
 from crispseg.predict.scene import Request
 from crispseg.predict.source import Window, read_reflected
 from crispseg.predict.work import find_device
+
+_PLENTY = 8 << 30  # bytes; with so much free nothing is tried beforehand
+_SMALL = 512  # side of the tile that tells what a larger one needs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,14 +85,46 @@ def buffer_bytes(plan: Plan, model: SegmentationModel, request: Request) -> int:
     )
 
 
+def check_memory(plan: Plan, model: SegmentationModel, request: Request) -> None:
+    """Refuse, before anything is begun, what would not fit below the memory that is free or allowed here.
+
+    Where memory is short, a small tile is evaluated and its need taken in proportion. A GPU is not looked at.
+    """
+    device, free = find_device(request.settings.device), memory.free()
+    if device.type != "cpu" or request.settings.exact or free > _PLENTY:
+        return
+    evaluator = Evaluator(model, device, request.settings.tta, request.settings.precision)
+    side = min(_SMALL, plan.rows.tile, plan.cols.tile)
+    evaluator([np.zeros((model.in_channels, 64, 64), np.float32)])  # the first call takes what every later one has
+    _, small = _timed(evaluator, np.zeros((model.in_channels, side, side), np.float32))
+    needed = {
+        tile: buffer_bytes(plan, model, request) * tile // plan.rows.tile + small * tile * tile // side**2
+        for tile in (plan.rows.tile, *(t for t in (2048, 1024, 512, 256, 128) if t < plan.rows.tile))
+    }
+    if needed[plan.rows.tile] <= free:
+        return
+    fitting = next((tile for tile, bytes_ in needed.items() if bytes_ <= free), None)
+    advice = "" if fitting is None else f"lower --tile to {fitting}, "
+    raise UserError(
+        f"tiles of {plan.cols.tile} x {plan.rows.tile} px over a width of {plan.cols.length} px need about "
+        f"{needed[plan.rows.tile] / 2**20:.0f} MiB and {free / 2**20:.0f} are free or allowed; {advice}"
+        "leave out --probabilities, or allow more memory"
+    )
+
+
 def _one_tile(scene: Scene, plan: Plan, evaluator: Evaluator) -> tuple[float, int]:
-    """Seconds and bytes of the middle tile; the first run only warms up."""
+    """Seconds and bytes of the middle tile."""
     strip, column = plan.strips // 2, len(plan.cols.starts) // 2
     window = Window(plan.rows.starts[strip], plan.cols.starts[column], plan.rows.tile, plan.cols.tile)
     tile = read_reflected(scene.source, window).values
+    return _timed(evaluator, tile)
+
+
+def _timed(evaluator: Evaluator, tile: NDArray[Any]) -> tuple[float, int]:
+    """Seconds and bytes of a tile on one thread, as tiles are evaluated; the first run only warms up."""
     threads = torch.get_num_threads()
     if evaluator.device.type == "cpu":
-        torch.set_num_threads(1)  # as tiles are evaluated
+        torch.set_num_threads(1)
     try:
         before = memory.resident()
         memory.reset_peak()

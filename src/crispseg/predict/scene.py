@@ -181,6 +181,9 @@ def _compute_bands(
     watcher: Watcher,
 ) -> None:
     """Let the engine make what the journal lacks; a thread compresses and writes meanwhile."""
+    from crispseg.predict.estimate import check_memory  # which needs this module
+
+    check_memory(plan, model, request)
     done = journal.finished()
     watcher.begin(scene, plan, len(done) * len(plan.cols.starts))
     work = Work(scene.source, model, plan, request.settings, request.products, request.pace)

@@ -16,12 +16,13 @@ from crispseg.data.folder import Folder, open_folder
 from crispseg.errors import UserError
 from crispseg.evaluate import Evaluation, Settings, evaluate
 from crispseg.evaluate.conditions import settle
-from crispseg.evaluate.run import calibrate, plan_windows, predict
+from crispseg.evaluate.run import calibrate, predict
 from crispseg.evaluate.spectrum import backbone_blocks, spread
 from crispseg.metrics import BoundaryCounts, SpectralProbe
 from crispseg.models.base import ModelInfo
 from crispseg.predict import segment
 from crispseg.predict.evaluate import Evaluator
+from crispseg.predict.plan import plan_windows
 from crispseg.predict.source import ArraySource, read_reflected
 from crispseg.predict.source import Window as Place
 from tests.evaluate.conftest import Pairs, total
@@ -72,7 +73,7 @@ def test_blending_is_the_weighted_mean_of_windows(pairs: Pairs, folder: Folder, 
     model = blur_model()
     shown = COLOURS[pairs["site0"][0]]
     conditions = settle(Settings(tile=tile, overlap=overlap), folder, "val")
-    plan = plan_windows(*shown.shape[:2], conditions)
+    plan = plan_windows(*shown.shape[:2], conditions.tile, conditions.overlap)
     source = ArraySource(shown, MEAN)
     classes, confidence = predict(Evaluator(model, torch.device("cpu")), source, plan, None, lambda: None)
 

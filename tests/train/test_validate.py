@@ -1,23 +1,17 @@
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from crispseg.data.dataset import SegmentationDataset
 from crispseg.data.folder import open_folder
+from crispseg.predict.segment import segment
 from crispseg.train.distributed import Processes
-from crispseg.train.validate import flat_scores, predict, starts, validate
+from crispseg.train.validate import flat_scores, predict, validate
+from tests.predict.standins import StandIn
 
 CPU = Processes(torch.device("cpu"))
-
-
-@given(length=st.integers(1, 300), tile=st.integers(1, 80), overlap=st.integers(0, 79))
-def test_windows_cover_everything_and_stay_inside(length, tile, overlap):
-    tile = min(tile, length)
-    found = starts(length, tile, min(overlap, tile - 1))
-    covered = {position for start in found for position in range(start, start + tile)}
-    assert covered == set(range(length))
-    assert len(set(found)) == len(found)
 
 
 @given(height=st.integers(1, 40), width=st.integers(1, 40), tile=st.sampled_from([0, 8, 16]), data=st.data())
@@ -28,16 +22,31 @@ def test_pixelwise_network_gives_the_same_in_windows(height, width, tile, data):
     assert torch.equal(found, image.argmax(0))
 
 
-def test_overlapping_windows_are_averaged():
-    """Two windows disagree on the middle; the surer one wins."""
-    calls = iter([[0.9, 0.1], [0.4, 0.6]])
+@pytest.mark.parametrize("tile", [0, 32, 64])
+def test_the_map_is_that_of_predict(tile):
+    """A network that looks around shows where windows begin and end, and how they are blended."""
+    model = StandIn(reach=5)
+    image = np.random.default_rng(0).integers(0, 40, (90, 70, 3)).astype(np.uint8)
+    raw = torch.from_numpy(image).permute(2, 0, 1).float()
+    found = predict(model, raw, tile, tile // 4, 5, batch=3, device=torch.device("cpu"))
+    if tile:
+        assert np.array_equal(found.numpy(), segment(image, model, tile=tile, overlap=tile // 4))
+    else:
+        assert torch.equal(found, model(raw[None])[0].argmax(0))
 
-    def network(x):
-        odds = torch.tensor([next(calls) for _ in x]).log()
-        return odds[:, :, None, None].expand(-1, -1, *x.shape[-2:])
 
-    found = predict(network, torch.zeros(1, 1, 6), 4, 2, 2, batch=1, device=torch.device("cpu"))
-    assert found.tolist() == [[0, 0, 0, 0, 1, 1]]
+def test_logits_are_noted_where_they_lie():
+    """A network that gives back what it sees: the noted parts are those parts of the image, and cover it."""
+    image = torch.randn(3, 50, 45)
+    seen = torch.zeros(50, 45)
+
+    def note(logits, top, left):
+        height, width = logits.shape[1:]
+        assert torch.equal(logits, image[:, top : top + height, left : left + width])
+        seen[top : top + height, left : left + width] += 1
+
+    predict(lambda x: x, image, 32, 8, 3, batch=2, device=torch.device("cpu"), note=note)
+    assert seen.min() >= 1
 
 
 def test_scores_are_those_of_one_matrix(folder):

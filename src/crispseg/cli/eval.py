@@ -59,11 +59,13 @@ def run(args: argparse.Namespace) -> int:
     from crispseg.cli.printer import Printer
     from crispseg.evaluate.opening import open_data, open_model, report_label
     from crispseg.evaluate.report import reserved
+    from crispseg.predict.plan import check_tile
     from crispseg.predict.work import find_device
     from crispseg.train.distributed import join_processes
 
     if len(args.models) > 2:
         raise UserError(f"crisp eval compares two models, not {len(args.models)}: crisp eval A B DATA")
+    check_tile(args.tile or 0)
     opened = [open_model(path) for path in args.models]
     folder = open_data(args.data, opened, args.protocol, args.classes, args.split_file)
     label = report_label(folder.protocol.dataset, opened)

@@ -10,7 +10,6 @@ from crispseg.data.folder import Folder
 from crispseg.data.protocol import Labels, Protocol
 from crispseg.errors import UserError
 from crispseg.predict.evaluate import views
-from crispseg.predict.plan import check_tile
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,8 +110,6 @@ def settle(settings: Settings, folder: Folder, split: str | None) -> Conditions:
         raise UserError(f"scales must be more than 0, not {' '.join(map(str, settings.scales)) or 'none'}")
     if settings.worst < 0:
         raise UserError(f"the number of worst windows must be at least 0, not {settings.worst}")
-    if settings.tile is not None:
-        check_tile(settings.tile)
     tile, overlap = _windows(settings, protocol)
     tolerance, metres = _tolerance(settings.tolerance, protocol.resolution)
     labels = protocol.labels(split)

@@ -25,7 +25,7 @@ from crispseg.metrics import BoundaryCounts, CalibrationCounts, ConfusionMatrix
 from crispseg.models.base import SegmentationModel
 from crispseg.predict.bands import Pace, finished_bands
 from crispseg.predict.evaluate import Evaluator
-from crispseg.predict.plan import Axis, Plan, make_plan
+from crispseg.predict.plan import Plan, plan_windows
 from crispseg.predict.products import NODATA, SURE, Products
 from crispseg.predict.source import ArraySource
 from crispseg.predict.work import find_device
@@ -142,7 +142,8 @@ class _Judge:
 
     def run(self) -> tuple[list[ImageCounts], list[Any]]:
         sizes = [(self.records[i].height, self.records[i].width) for i in self.mine]
-        self.progress.begin(sum(plan_windows(*size, self.conditions).tiles for size in sizes))
+        tile, overlap = self.conditions.tile, self.conditions.overlap
+        self.progress.begin(sum(plan_windows(*size, tile, overlap).tiles for size in sizes))
         images = [self._count(i, loaded) for i, loaded in zip(self.mine, _ahead(self._load, self.mine), strict=True)]
         return images, self.worst.kept
 
@@ -163,7 +164,7 @@ class _Judge:
     def _count(self, index: int, loaded: _Loaded) -> ImageCounts:
         conditions, name = self.conditions, self.records[index].name
         image_source = ArraySource(loaded.image, self.plain.model.info.mean)
-        plan = plan_windows(image_source.height, image_source.width, conditions)
+        plan = plan_windows(image_source.height, image_source.width, conditions.tile, conditions.overlap)
         classes, confidence = predict(self.evaluator, image_source, plan, self.batch_size, self.progress.window_done)
         absent = (classes == NODATA) | _missing(loaded.image)
         truth = np.where(absent, np.uint8(IGNORE), loaded.truth)
@@ -195,12 +196,6 @@ def _missing(image: NDArray[Any]) -> NDArray[np.bool_]:
     if image.dtype.kind != "f":
         return np.zeros(image.shape[:2], bool)
     return np.logical_or.reduce(np.isnan(image), axis=2)
-
-
-def plan_windows(height: int, width: int, conditions: Conditions) -> Plan:
-    if conditions.tile:
-        return make_plan(height, width, conditions.tile, conditions.overlap)
-    return Plan(Axis(height, height, 0, (0,)), Axis(width, width, 0, (0,)))
 
 
 def predict(

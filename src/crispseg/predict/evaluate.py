@@ -75,9 +75,7 @@ class Evaluator:
         total = self._probabilities(self.views[0], x)
         for view in self.views[1:]:
             total += self._probabilities(view, x)
-        # NaN becomes 0, which the blender tells from every honest score
-        scaled = torch.nan_to_num_(total.mul_(CERTAIN / len(self.views)))
-        return scaled.add_(0.5).to(torch.int16)[: len(tiles)]
+        return whole_numbers_(total, len(self.views))[: len(tiles)]
 
     def _stacked(self, tiles: Sequence[NDArray[Any]]) -> Tensor:
         """Page-locked where a GPU is to fetch them while it computes."""
@@ -101,6 +99,12 @@ class Evaluator:
             got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
             raise UserError(f"model {self.model.name!r} returned {got} where {wanted} was expected")
         return view.undo(self.model.probabilities(logits))
+
+
+def whole_numbers_(probabilities: Tensor, views: int = 1) -> Tensor:
+    """Sums of so many views' probabilities as whole numbers up to CERTAIN, which the blender adds up; in place."""
+    # NaN becomes 0, which the blender tells from every honest score
+    return torch.nan_to_num_(probabilities.mul_(CERTAIN / views)).add_(0.5).to(torch.int16)
 
 
 def _fastest(model: SegmentationModel, device: torch.device, precision: str) -> Callable[[Tensor], Tensor]:

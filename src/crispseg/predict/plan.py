@@ -89,6 +89,13 @@ def make_plan(height: int, width: int, tile: int, overlap: int | None = None) ->
     return Plan(make_axis(height, tile, overlap), make_axis(width, tile, overlap))
 
 
+def plan_windows(height: int, width: int, tile: int, overlap: int) -> Plan:
+    """As `make_plan`; a tile of 0 is the whole image, without anything beyond its edges."""
+    if tile:
+        return make_plan(height, width, tile, overlap)
+    return Plan(Axis(height, height, 0, (0,)), Axis(width, width, 0, (0,)))
+
+
 def check_tile(tile: int) -> None:
     """Refuse tiles in which a network sees nothing of what surrounds a pixel."""
     if 0 < tile < SMALLEST_TILE:

@@ -124,7 +124,7 @@ _PART = re.compile(r"_(rows|columns)\d+-\d+$")
 def score_line(protocol: Protocol, val_images: int | None, split: str = "val") -> str:
     """The line that stands beside the run's scores."""
     part = "" if val_images is None else f", first {val_images} images only"
-    return f"{protocol.describe(split)}, windows averaged{part}"
+    return f"{protocol.describe(split)}{part}"
 
 
 def environment(processes: Processes) -> dict[str, Any]:

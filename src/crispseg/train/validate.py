@@ -1,7 +1,5 @@
-"""Scores on the validation split while training: windows over every image, probabilities averaged where they overlap.
-
-Kept plain on purpose; `crisp eval` blends, augments and reports.
-"""
+"""Scores on the validation split while training: the map of every image that `crisp predict` would make of it, cut into
+windows and blended by the same code, and scored as `crisp eval` does."""
 
 from __future__ import annotations
 
@@ -17,6 +15,11 @@ from torch import Tensor
 from crispseg.data.dataset import SegmentationDataset
 from crispseg.data.loader import evaluation_loader
 from crispseg.metrics import BoundaryCounts, ConfusionMatrix, TemperatureFit
+from crispseg.predict.blend import Blender
+from crispseg.predict.evaluate import whole_numbers_
+from crispseg.predict.plan import Plan, plan_windows
+from crispseg.predict.products import Products
+from crispseg.predict.source import reflected
 from crispseg.train.distributed import Processes
 
 Network = Callable[[Tensor], Tensor]  # raw images (B, bands, h, w) -> logits (B, classes, h, w)
@@ -93,26 +96,40 @@ def predict(
 ) -> Tensor:
     """Class ids (H, W) on the CPU of a raw image (bands, H, W); `tile` 0 is the whole image at once.
 
-    `note` is shown the logits (classes, h, w) of every window, and where it lies.
+    `note` is shown the logits (classes, h, w) of every window, as far as it lies in the image, and where it lies.
     """
     image = image.to(device)
     height, width = image.shape[-2:]
-    h, w = (min(tile, height), min(tile, width)) if tile else (height, width)
-    places = [(top, left) for top in starts(height, h, overlap) for left in starts(width, w, overlap)]
-    total = torch.zeros(classes, height, width, device=device)
+    plan = plan_windows(height, width, tile, overlap)
+    blender = Blender(plan, 0, classes, device, Products())
+    places = [(strip, column) for strip in range(plan.strips) for column in range(len(plan.cols.starts))]
+    present = np.ones((plan.rows.tile, plan.cols.tile), bool)
+    found = np.empty((height, width), np.uint8)
     for group in _groups(places, batch):
-        windows = torch.stack([image[:, top : top + h, left : left + w] for top, left in group])
-        for (top, left), logits in zip(group, network(windows).float(), strict=True):
-            total[:, top : top + h, left : left + w] += logits.softmax(0)
-            note(logits, top, left)
-    # how many windows cover a pixel does not change which class is largest there
-    return total.argmax(0).cpu()
+        windows = torch.stack([_window(image, plan, *place) for place in group])
+        logits = network(windows).float()
+        for (strip, column), own in zip(group, logits, strict=True):
+            note(*_inside(own, plan, strip, column))
+            band = blender.add(strip, column, whole_numbers_(own.softmax(0)), present)
+            if band is not None:
+                rows = band.finish().classes
+                found[band.top : band.top + len(rows)] = rows
+    return torch.from_numpy(found).long()
 
 
-def starts(length: int, tile: int, overlap: int) -> list[int]:
-    """Where windows begin so that they cover `length`, the last one flush with the end."""
-    stride = max(tile - overlap, 1)
-    return sorted({min(start, length - tile) for start in range(0, max(length - overlap, 1), stride)})
+def _window(image: Tensor, plan: Plan, strip: int, column: int) -> Tensor:
+    """A window of the plan; beyond the image, its reflection."""
+    rows = reflected(plan.rows.starts[strip], plan.rows.tile, plan.rows.length)
+    columns = reflected(plan.cols.starts[column], plan.cols.tile, plan.cols.length)
+    return image[:, torch.from_numpy(rows).to(image.device)[:, None], torch.from_numpy(columns).to(image.device)]
+
+
+def _inside(logits: Tensor, plan: Plan, strip: int, column: int) -> tuple[Tensor, int, int]:
+    """The part of a window's logits that lies in the image, and its top and left there."""
+    top, left = plan.rows.starts[strip], plan.cols.starts[column]
+    rows = slice(max(-top, 0), plan.rows.length - top)
+    columns = slice(max(-left, 0), plan.cols.length - left)
+    return logits[:, rows, columns], max(top, 0), max(left, 0)
 
 
 def _groups(items: list[tuple[int, int]], size: int) -> Iterator[list[tuple[int, int]]]:

@@ -93,6 +93,13 @@ def _subtracted_from(x: Tensor, other: Any) -> Any:
     return torch.neg(x) + other
 
 
+def _remainder(x: Any, other: Any) -> Any:
+    """By a size that is a symbol: torch.onnx has no word for that unless it is a tensor."""
+    if not isinstance(other, torch.SymInt) or not isinstance(x, Tensor):
+        return NotImplemented
+    return torch.remainder(x, torch.full((1,), other, dtype=x.dtype))
+
+
 def _normalised(
     x: Tensor,
     mean: Tensor | None,
@@ -131,6 +138,8 @@ _REWRITTEN: dict[str, Handler] = {
     "contiguous": lambda x, **_: x,
     "__rsub__": _subtracted_from,
     "rsub": _subtracted_from,
+    "__mod__": _remainder,
+    "remainder": _remainder,
     "batch_norm": _normalised,
     "adaptive_avg_pool2d": _averaged,
     "relu6": lambda x, inplace=False: torch.clamp(x, 0.0, 6.0),

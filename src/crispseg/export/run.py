@@ -150,9 +150,19 @@ def _captured(model: SegmentationModel, choice: Choice, say: Say) -> torch.expor
         return capture(deployed, model.in_channels, size)
     except Exception as error:  # torch.export raises what it likes
         raise UserError(
-            f"torch.export cannot follow {model.name} for {_words(size)}: {_first_line(error)}"
-            + ("; give --size HEIGHT WIDTH to export it for one size" if size.dynamic else "")
+            f"torch.export cannot follow {model.name} for {_words(size)}: {_first_line(error)}{_way_out(size)}"
         ) from error
+
+
+def _way_out(size: Size) -> str:
+    return "; give --size HEIGHT WIDTH to export it for one size" if size.dynamic else ""
+
+
+def _cause(error: BaseException) -> str:
+    """What was first raised: the exporter's own messages are pages."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {_first_line(error)}"
 
 
 def _words(size: Size) -> str:
@@ -160,7 +170,7 @@ def _words(size: Size) -> str:
     return f"{'any size' if height is None else f'{width} x {height} px'}, batch {'any' if batch is None else batch}"
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
@@ -203,7 +213,12 @@ def _write_onnx(model: SegmentationModel, aside: Path, choice: Choice, say: Say)
     program = _captured(model, choice, say)
     say("translating it to ONNX")
     entries = metadata.write_metadata(_card(model, choice))
-    graph = onnx_graph.to_onnx(program, choice.output, entries)
+    try:
+        graph = onnx_graph.to_onnx(program, choice.output, entries)
+    except torch.onnx.OnnxExporterError as error:
+        raise UserError(
+            f"torch.onnx cannot translate {model.name}: {_cause(error)}{_way_out(_size(choice))}"
+        ) from error
     content = graph.SerializeToString()
     checks = _check(_onnx_answer(content), model, choice, say)
     loss = None

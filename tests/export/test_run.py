@@ -37,13 +37,14 @@ def test_the_graph_uses_no_domain_but_onnx_own_and_no_path_of_this_machine(onnx_
 
 
 def test_probabilities_for_one_size_carry_the_temperature(tmp_path):
-    model = small_model()
-    object.__setattr__(model.info, "temperature", 2.5)
+    model = small_model(temperature=2.5)
     made = export(model, tmp_path / "m.onnx", output="softmax", size=(40, 56), batch=1)
     image = raw_images(1, 3, 40, 56)
     found = run_file(str(tmp_path / "m.onnx"), image)
     assert relative_error(found, (expected(model, image) / 2.5).softmax(1)) < 1e-5
     assert made.checks[0].shape == (1, 3, 40, 56) and made.error < 1e-5
+    loaded = crispseg.load(tmp_path / "m.onnx")
+    torch.testing.assert_close(loaded.probabilities(loaded(image)), found, rtol=1e-4, atol=1e-6)  # divided once
 
 
 def test_class_ids_are_bytes(tmp_path, model):
@@ -114,6 +115,7 @@ def test_networks_with_nodes_torch_must_take_apart_are_exported_too(tmp_path):
         ("m.onnx", {"calibrate": "somewhere"}, "--precision int8"),
         ("m.onnx", {"size": (0, 64)}, "height must be at least 1"),
         ("m.onnx", {"batch": 0}, "batch must be at least 1"),
+        ("m.onnx", {"sise": (64, 64)}, "size"),
     ],
 )
 def test_mistakes_are_told_before_anything_is_done(tmp_path, model, name, choice, said):

@@ -39,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="int8: images like those it will see; with masks/ its loss in mIoU is real",
     )
+    add("--protocol", help="int8: of the folder, e.g. dubai/own5 (default its own)")
     add("--max-loss", type=float, default=5.0, metavar="POINTS", help="int8: mIoU it may lose (default %(default)g)")
 
 
@@ -63,6 +64,7 @@ def _choice(args: argparse.Namespace) -> dict[str, Any]:
         "size": tuple(args.size) if args.size else None,
         "batch": args.batch,
         "calibrate": args.calibrate,
+        "protocol": args.protocol,
         "max_loss": args.max_loss,
     }
     if args.deepness:

@@ -97,7 +97,7 @@ def _remainder(x: Any, other: Any) -> Any:
     """By a size that is a symbol: torch.onnx has no word for that unless it is a tensor."""
     if not isinstance(other, torch.SymInt) or not isinstance(x, Tensor):
         return NotImplemented
-    return torch.remainder(x, torch.full((1,), other, dtype=x.dtype))
+    return torch.remainder(x, torch.full((1,), other, dtype=x.dtype))  # type: ignore[call-overload]
 
 
 def _normalised(

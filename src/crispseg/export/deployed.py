@@ -27,7 +27,7 @@ class Deployed(nn.Module):
     def __init__(self, network: nn.Module, model: SegmentationModel, head: Head, dtype: torch.dtype) -> None:
         super().__init__()
         self.network, self.head, self.dtype = network, head, dtype
-        self.temperature = temperature_of(model)
+        self.temperature = model.info.temperature
         for name, values in (("mean", model.info.mean), ("std", model.info.std)):
             self.register_buffer(name, torch.tensor(values, dtype=torch.float32)[:, None, None])
 
@@ -49,8 +49,3 @@ def deploy(model: SegmentationModel, head: Head = "logits", dtype: torch.dtype =
     whole = copy.deepcopy(model).to("cpu", torch.float64).eval().requires_grad_(False)  # folding rounds nothing
     fold_batchnorms(whole, model.in_channels)
     return Deployed(whole.to(dtype), model, head, dtype).eval()
-
-
-def temperature_of(model: SegmentationModel) -> float:
-    """What the card says logits are to be divided by; 1 where it says nothing."""
-    return float(getattr(model.info, "temperature", None) or 1.0)

@@ -25,7 +25,8 @@ _TILE, _OVERLAP = 512, 25  # what Deepness starts from: pixels, per cent
 
 @dataclasses.dataclass(frozen=True)
 class Card:
-    """Our own entry: all that `crispseg.load` needs to use the file like any model."""
+    """Our own entry: all that `crispseg.load` needs to use the file like any model. Logits were divided by the
+    temperature in `info` inside the graph."""
 
     name: str
     num_classes: int
@@ -34,7 +35,6 @@ class Card:
     output: str = "logits"  # or softmax, argmax
     precision: str = "float32"  # or float16, int8
     size: tuple[int | None, int | None, int | None] = (None, None, None)  # batch, height, width; None: any
-    temperature: float = 1.0  # what logits were divided by, inside the graph
 
 
 def card_of(model: SegmentationModel, **how: Any) -> Card:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import os
@@ -14,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from crispseg import config as configs
 from crispseg.errors import UserError, unknown
 from crispseg.export import metadata, onnx_graph, packages, verify
 from crispseg.export.capture import Size, capture
-from crispseg.export.deployed import HEADS, Deployed, Head, deploy, temperature_of
+from crispseg.export.deployed import HEADS, Deployed, Head, deploy
 from crispseg.files import replacing
 from crispseg.models.base import SegmentationModel
 
@@ -38,6 +38,7 @@ class Choice:
     size: tuple[int, int] | None = None  # (height, width); None: any
     batch: int | None = None  # None: any
     calibrate: str | None = None  # a folder of images, for int8
+    protocol: str | None = None  # of that folder, e.g. "dubai/own5"; None: its own
     max_loss: float = 5.0  # points of mIoU that int8 may lose
 
 
@@ -84,22 +85,17 @@ def export(
     from crispseg.models.folder import load
 
     target = Path(path)
-    chosen = _checked(Choice(**({"format": _format_of(target)} | choice)), target)
+    chosen = _checked(configs.build(Choice, {"format": _format_of(target)} | choice), target)
     if not isinstance(model, SegmentationModel):
         model = load(model)
     if model.normalises:
         raise UserError("this model is an exported file already; export the model it was made from")
     start = time.monotonic()
     tell = say or (lambda _: None)
-    with contextlib.ExitStack() as stack, replacing(target) as aside:
-        stack.callback(_sweep, aside)
+    with replacing(target) as aside:
         checks, loss = (_write_onnx if chosen.format == "onnx" else _write_program)(model, aside, chosen, tell)
         size = aside.stat().st_size
     return Exported(str(target), chosen, size, time.monotonic() - start, tuple(checks), loss)
-
-
-def _sweep(aside: Path) -> None:
-    aside.with_suffix(".pt2").unlink(missing_ok=True)
 
 
 def _format_of(target: Path) -> str:
@@ -201,7 +197,6 @@ def _card(model: SegmentationModel, choice: Choice) -> metadata.Card:
         output=choice.output,
         precision=choice.precision,
         size=tuple(_size(choice)),
-        temperature=temperature_of(model),
     )
 
 
@@ -239,7 +234,7 @@ def _windows(model: SegmentationModel, choice: Choice) -> Any:
     from crispseg.export.windows import read_windows
 
     assert choice.calibrate is not None  # int8 was checked to have it
-    return read_windows(choice.calibrate, model, choice.size or (_WINDOW, _WINDOW), _WINDOWS)
+    return read_windows(choice.calibrate, model, choice.size or (_WINDOW, _WINDOW), _WINDOWS, choice.protocol)
 
 
 def _with_metadata(graph: Any, entries: dict[str, str]) -> bytes:

@@ -27,7 +27,9 @@ class Windows(NamedTuple):
     scored_on: str  # in words
 
 
-def read_windows(root: str, model: SegmentationModel, size: tuple[int, int], count: int) -> Windows:
+def read_windows(
+    root: str, model: SegmentationModel, size: tuple[int, int], count: int, protocol: str | None = None
+) -> Windows:
     """At most `count` windows of `size` for each purpose, spread over the images.
 
     A data folder is calibrated on its training images and scored on those its protocol is scored on; a folder with
@@ -35,7 +37,7 @@ def read_windows(root: str, model: SegmentationModel, size: tuple[int, int], cou
     """
     folder = Path(root)
     if (folder / "images").is_dir() and any(folder.glob("masks*")):
-        data = open_folder(folder)
+        data = open_folder(folder, protocol=protocol)
         _check(data, model)
         split = data.protocol.scored_split
         known = "train" if data.splits.get("train") else split

@@ -76,6 +76,7 @@ def forever(folder):
         (raises(KeyError("x")), "fault", "KeyError: 'x'"),
         (raises(MemoryError()), "fault", "MemoryError"),
         (forever, "fault", "not done after"),
+        (lambda folder: time.sleep(20), "fault", "not done after"),
         (lambda folder: bytearray(300 << 20).__len__(), "fault", "took 0.3 GiB"),
         (lambda folder: socket.create_connection(("127.0.0.1", 9)), "fault", "Escape: socket"),
         (lambda folder: subprocess.run(["true"]), "fault", "Escape: subprocess.Popen"),

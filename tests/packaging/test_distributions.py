@@ -39,6 +39,11 @@ def test_the_wheel_has_all_that_the_package_reads(wheel):
     assert not [name for name in inside if name.startswith(("tests/", "docs/"))]
 
 
+def test_the_wheel_stays_small(distributions):
+    (path,) = distributions.glob("*.whl")
+    assert path.stat().st_size < 45e6, "store weights in fewer bits: tools/store_backbone.py"
+
+
 def test_the_sdist_has_tests_docs_and_changelog(sdist_names):
     wanted = ("CHANGELOG.md", "LICENSE", "Makefile", "constraints.txt", "tests/conftest.py", "docs/images/demo.jpg")
     assert not [name for name in wanted if name not in sdist_names]

@@ -53,8 +53,11 @@ def default_weights(name: str, options: Mapping[str, Any]) -> str:
     """The pretrained backbone that comes along for a model, or `none`: for other networks, sizes and mixers."""
     if not list_backbones_with_weights() or not name.startswith(_ON_VSSD):
         return SCRATCH
-    with torch.device("meta"):
-        backbone = getattr(create_model(name, **options), "backbone", None)
+    try:
+        with torch.device("meta"):
+            backbone = getattr(create_model(name, **options), "backbone", None)
+    except Exception:  # a model that cannot be made: its run will say why
+        return SCRATCH
     return matching_backbone(backbone) or SCRATCH if isinstance(backbone, VSSD) else SCRATCH
 
 

@@ -18,7 +18,7 @@ from crispseg.view.run import run_state, thinned
 from crispseg.view.serving import Server
 from tests.evaluate.toy import colour_model, labels, spoilt, write_folder
 from tests.view.browser import CONTRAST, chromium, open_page, settle, wait_until
-from tests.view.scenes import fetch
+from tests.view.scenes import fetch, make
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +105,14 @@ def test_a_served_report_allows_its_own_script_and_no_other(report, served):
         assert fetch(f"{address}{path}")[0] in (403, 404), path
     places = json.loads(fetch(f"{address}places.json")[2])["places"]
     assert [p["place"] for p in sorted(places, key=lambda p: p["place"])] == [0, 1, 2]
+
+
+def test_a_demonstrations_folder_is_shown_as_its_map(tmp_path, served):
+    made = make(tmp_path, crs=False)
+    address = served(tmp_path)
+    about = re.search(r'id="about" type="application/json">(.*?)</script>', fetch(address)[2].decode(), re.DOTALL)
+    layers = {theme["id"] for theme in json.loads(about[1])["themes"]}
+    assert made and layers == {"a", "confidence"}  # of the names that `crisp demo` gives, these are there
 
 
 def test_pages_in_a_browser(run, report, folder, served, tmp_path):

@@ -1,6 +1,7 @@
 """Tiles and pixels against the files they come from."""
 
 import io
+import json
 import math
 
 import numpy as np
@@ -11,7 +12,7 @@ from PIL import Image
 from crispseg.errors import UserError
 from crispseg.view.rasters import Raster
 from crispseg.view.scene import Files, Scene, sort_files
-from crispseg.view.space import PIXEL, TILE, ZOOM, tile_box, to_degrees, to_metres, zoom_for
+from crispseg.view.space import PIXEL, TILE, ZOOM, Box, tile_box, to_degrees, to_metres, zoom_for
 from tests.geo.rasters import UTM, random_pixels, write_raster
 from tests.view.scenes import COLOURS, HEIGHT, WIDTH, make
 
@@ -196,3 +197,28 @@ def test_legend_counts_every_pixel(tmp_path):
     assert [row["area"] for row in state["maps"]["a"]] == pytest.approx(pixels * 0.25)
     assert [row["share"] for row in state["maps"]["a"]] == pytest.approx(pixels / pixels.sum())
     assert state["unit"] == "m2"
+
+
+def test_polygons_in_sight_and_no_others(tmp_path):
+    """The regions of the map that a box meets, against shapely; a text that points elsewhere is refused."""
+    import shapely
+
+    from crispseg.geo.vectorize import vectorize_map
+
+    for crs in (True, False):
+        folder = tmp_path / str(crs)
+        folder.mkdir()
+        made = make(folder, crs=crs)
+        vectorize_map(made.files.maps[0], str(folder / "map.gpkg"), min_area=4)
+        scene = Scene(Files(made.files.maps, polygons=str(folder / "map.gpkg")))
+        whole = scene.features.inside(scene.reference.box, 22)
+        shapes = [shapely.from_geojson(json.dumps(feature["geometry"])) for feature in whole["features"]]
+        west, south, east, north = scene.reference.box
+        part = Box(west, (south + north) / 2, (west + east) / 2, north)
+        found = scene.features.inside(part, 22)["features"]
+        met = sum(shape.intersects(shapely.box(*part)) for shape in shapes)
+        assert 0 < met <= len(found) < 0.5 * len(shapes)  # some more: OGR looks at their boxes
+        assert {f["properties"]["class"] for f in found} <= set(scene.legend.names)
+    (tmp_path / "trick.gpkg").write_text('<OGRVRTDataSource><OGRVRTLayer name="x"/></OGRVRTDataSource>')
+    with pytest.raises(UserError):
+        Scene(Files(made.files.maps, polygons=str(tmp_path / "trick.gpkg")))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import json
 import os
-import warnings
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from crispseg.errors import UserError
+from crispseg.geo.labels.layers import check_vector_file
 from crispseg.view.rasters import Raster
 from crispseg.view.space import PIXEL, TILE, Box, to_degrees
 
@@ -26,10 +26,13 @@ class Features:
         import pyogrio
 
         self.path, self.reference = path, reference
-        if not os.path.exists(path):
-            raise UserError(f"there is no file {path}")
+        check_vector_file(path)
         try:
-            about = pyogrio.read_info(path)
+            drawn = [str(name) for name, kind in pyogrio.list_layers(path) if kind is not None]
+            if not drawn:
+                raise UserError(f"{path} has no layer with shapes to draw")
+            self.layer = drawn[0]
+            about = pyogrio.read_info(path, layer=self.layer)
         except (pyogrio.errors.DataSourceError, pyogrio.errors.DataLayerError) as error:
             raise UserError(f"{path} cannot be read as polygons: {' '.join(str(error).split())}") from error
         self.crs = about["crs"] or ""
@@ -57,11 +60,10 @@ class Features:
         import shapely
 
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                meta, _, geometries, values = pyogrio.raw.read(
-                    self.path, bbox=self._bounds(Box(*box)), max_features=MOST + 1
-                )
+            bounds = self._bounds(Box(*box))
+            meta, _, geometries, values = pyogrio.raw.read(
+                self.path, layer=self.layer, bbox=bounds, max_features=MOST + 1
+            )
         except (pyogrio.errors.DataSourceError, pyogrio.errors.FeatureError, RuntimeError) as error:
             raise UserError(f"{self.path} cannot be read: {' '.join(str(error).split())}") from error
         if len(geometries) > MOST:

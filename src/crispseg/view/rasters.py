@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
@@ -167,7 +166,7 @@ class Raster:
             handle = self._idle.pop() if self._idle else None
         try:
             handle = handle or self._open()
-            with bounded_cache(), warnings.catch_warnings():
+            with bounded_cache():
                 yield handle
         except (RasterioError, CPLE_BaseError, OSError) as error:
             reason = " ".join(str(error.__cause__ or error).split()).rstrip(".")

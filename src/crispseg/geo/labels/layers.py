@@ -59,7 +59,7 @@ class LabelLayer:
 
         self.path, self.field, self.order = path, field, order
         self.faults = Faults()
-        _check_file(path)
+        check_vector_file(path)
         try:
             self.layer = layer or _only_polygon_layer(path)
             self.info = pyogrio.read_info(path, layer=self.layer)
@@ -222,7 +222,7 @@ def _user_crs(word: str) -> str:
         raise UserError(f"{word!r} names no coordinate reference system; try EPSG:4326 or the like") from error
 
 
-def _check_file(path: str) -> None:
+def check_vector_file(path: str) -> None:
     if not os.path.exists(path):
         raise UserError(f"there is no file {path}")
     if os.path.isfile(path):

@@ -6,7 +6,9 @@ A new verb is a new class here: `make`, `change`, `run`, `content`, `is_finished
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import sys
 import time
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -92,6 +94,7 @@ class Predict(_Files):
         from crispseg.predict.scene import Request
         from crispseg.predict.work import Settings
 
+        os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # Ray's workers find our model by it
         exact = self.name == "exact"
         request = Request(
             Settings(64, 16, exact=exact, device="cpu"),
@@ -250,15 +253,16 @@ class Ablate(Train):
 
     def make(self, folder: Path) -> None:
         super().make(folder)
-        (folder / "in" / "table.yaml").write_text("rows:\n  with: {}\n  without:\n    model.options.dco: false\n")
+        rows = [{"name": name, "set": {"model": {"options": {"dco": name == "on"}}}} for name in ("on", "off")]
+        (folder / "in" / "table.yaml").write_text(json.dumps({"title": "DCO", "rows": rows}))  # JSON is YAML
 
     def run(self, folder: Path, existing: str) -> None:
         from crispseg.cli import main
 
         data, out = folder / "in" / "squares", folder / "out"
         config = folder / "in" / "config.yaml"
-        settings = {k: v for k, v in tiny.settings(data, out).items() if k != "out"}
-        config.write_text(json.dumps(settings))  # JSON is YAML
+        settings = tiny.settings(data, out, schedule={"steps": 4}, samples=1)
+        config.write_text(json.dumps({k: v for k, v in settings.items() if k != "out"}))
         words = ["ablate", str(folder / "in" / "table.yaml"), "--data", str(config), "--out", str(out), "--no-bench"]
         status = main.main(words)
         if status == 130:

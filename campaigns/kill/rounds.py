@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import random
@@ -12,7 +13,7 @@ import traceback
 from pathlib import Path
 
 from campaigns.kill.cases import Case, Content
-from campaigns.kill.troubles import NONE, Trouble, choose, disturb, meet
+from campaigns.kill.troubles import MARK, NONE, Trouble, choose, disturb, marked, meet
 from crispseg.errors import UserError
 
 DONE, REFUSED, FAULT, INTERRUPTED = 0, 3, 4, 5
@@ -73,7 +74,7 @@ def play(case: Case, whole: Whole, rng: random.Random, folder: Path) -> Round:
             outcomes = run_two(case, folder)
             played.troubles.append("two at once")
         else:
-            trouble = choose(rng, whole.seconds, whole.calls)
+            trouble = choose(rng, whole.seconds, whole.calls, case.name == "ray")
             outcomes = [run(case, folder, trouble)]
             played.troubles.append(str(trouble))
         played.troubles[-1] += f" ({', '.join(_WORDS.get(o.status, str(o.status)) for o in outcomes)})"
@@ -129,13 +130,24 @@ def _end_in_peace(case: Case, folder: Path, expected: Content, existing: str, pl
 
 
 def run(case: Case, folder: Path, trouble: Trouble, existing: str = "refuse") -> Outcome:
-    return wait(start(case, folder, trouble, existing), folder, trouble)
+    outcome = wait(start(case, folder, trouble, existing), folder, trouble)
+    _end_what_was_started()
+    return outcome
 
 
 def run_two(case: Case, folder: Path) -> list[Outcome]:
     """At once, on one output; both end, and one of them may be refused."""
     children = [start(case, folder, NONE, "refuse", name) for name in ("one", "two")]
-    return [wait(child, folder, NONE, name) for child, name in zip(children, ("one", "two"), strict=True)]
+    outcomes = [wait(child, folder, NONE, name) for child, name in zip(children, ("one", "two"), strict=True)]
+    _end_what_was_started()
+    return outcomes
+
+
+def _end_what_was_started() -> None:
+    """Workers that a killed run leaves behind would hold or write its files."""
+    for process in marked():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
 
 
 def start(case: Case, folder: Path, trouble: Trouble, existing: str, name: str = "one") -> int:
@@ -146,6 +158,7 @@ def start(case: Case, folder: Path, trouble: Trouble, existing: str, name: str =
     status, said = FAULT, ""
     try:
         os.setpgid(0, 0)
+        os.environ[MARK] = str(os.getppid())
         _silence()
         counter = meet(trouble)
         try:
@@ -168,11 +181,6 @@ def wait(child: int, folder: Path, trouble: Trouble, name: str = "one") -> Outco
     _note(folder, name).unlink(missing_ok=True)
     disturb_until_it_ends(child, trouble, begun)
     status = _wait(child, begun)
-    for group in (signal.SIGKILL,):  # whatever it started goes with it
-        try:
-            os.killpg(child, group)
-        except (ProcessLookupError, PermissionError):
-            break
     note = _note(folder, name)
     calls, _, said = note.read_text(errors="replace").partition("\n") if note.exists() else ("0", "", "")
     code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
@@ -182,7 +190,7 @@ def wait(child: int, folder: Path, trouble: Trouble, name: str = "one") -> Outco
 
 
 def disturb_until_it_ends(child: int, trouble: Trouble, begun: float) -> None:
-    if trouble.kind in ("kill", "term", "int"):
+    if trouble.kind in ("kill", "term", "int", "ray worker", "ray head"):
         while time.monotonic() - begun < trouble.after:
             if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                 return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import functools
@@ -12,8 +13,10 @@ import resource
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+MARK = "CRISP_KILL"  # in the environment of what a child starts
 MOMENTS = ("replace", "link", "unlink", "rmdir", "mkdir", "fsync")  # of the module os: where files come and go
 _WRITES = ("replace", "link", "mkdir", "fsync", "open")  # where a full or broken disk shows
 
@@ -40,9 +43,11 @@ class Trouble:
 NONE = Trouble("none")
 
 
-def choose(rng: random.Random, seconds: float, calls: int) -> Trouble:
+def choose(rng: random.Random, seconds: float, calls: int, over_ray: bool = False) -> Trouble:
     """Some trouble for a run that takes so many seconds and calls of the system when it is left alone."""
     kind = rng.choices(("kill", "moment", "term", "int", "error", "limit"), (30, 30, 8, 8, 16, 8))[0]
+    if over_ray and rng.random() < 0.7:
+        kind = rng.choice(("ray worker", "ray head"))
     after = rng.uniform(0.02, 0.9) * seconds
     call = rng.randint(1, max(1, calls))
     if kind == "limit":
@@ -61,10 +66,27 @@ def meet(trouble: Trouble) -> Counter:
 
 def disturb(child: int, trouble: Trouble, begun: float) -> None:
     """In the parent, when the time has come."""
+    if trouble.kind.startswith("ray"):
+        wanted = ("gcs_server",) if trouble.kind == "ray head" else ("ray::", "default_worker.py")
+        for process, command in marked().items():
+            if any(name in command for name in wanted):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+                return
     sent = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "int": signal.SIGINT}.get(trouble.kind)
     if sent is not None:
         time.sleep(max(0.0, trouble.after - (time.monotonic() - begun)))
         os.kill(child, sent)
+
+
+def marked() -> dict[int, str]:
+    """The processes that a child of ours has started, by their environment; with their command."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f"{MARK}={os.getpid()}\0".encode() in (folder / "environ").read_bytes():
+                found[int(folder.name)] = (folder / "cmdline").read_bytes().decode(errors="replace")
+    return found
 
 
 class Counter:

@@ -13,6 +13,7 @@ import torch
 from torch import version
 
 ENVIRONMENT_VARIABLE = "CRISPSEG_OPS_BACKEND"
+_SHARED_MEMORY = 227 * 1024
 
 OLDEST_TRITON = (3, 6)  # programmatic dependent launch; older ones do not even import the kernels
 
@@ -48,8 +49,8 @@ def exporting() -> bool:
 def has_room(device: torch.device) -> bool:
     """Whether a program has the 227 KB of shared memory that inference kernels were cut for: data-centre GPUs from
     Hopper on. Others have 99 to 163, and run the formulas instead."""
-    major, _ = torch.cuda.get_device_capability(device)
-    return major in (9, 10)
+    properties = torch.cuda.get_device_properties(device)
+    return int(getattr(properties, "shared_memory_per_block_optin", 0)) >= _SHARED_MEMORY
 
 
 def kernels_apply(*tensors: torch.Tensor) -> bool:

@@ -11,26 +11,27 @@ import triton.language as tl
 from torch import Tensor
 
 from crispseg.ops.kernels.early import after_the_kernel_before, early
+from crispseg.ops.kernels.hardware import multiprocessors
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 class Tiles(NamedTuple):
-    """Pixels that a program holds at a time, its warps, the stages of its loads, and how many programs share the
-    pixels of all images: two for each of an H200's 132 multiprocessors, unless their memory allows only one."""
+    """Pixels that a program holds at a time, its warps, the stages of its loads, and how many programs each
+    multiprocessor gets of the pixels of all images: two, unless its memory allows only one."""
 
     pixels: int
     warps: int
     stages: int
-    programs: int = 264
+    resident: int = 2
 
-    def span(self, batch: int, length: int) -> int:
+    def span(self, batch: int, length: int, device: torch.device) -> int:
         """How many pixels each program takes, one block after another."""
-        blocks = triton.cdiv(length, self.pixels)
-        return triton.cdiv(blocks, max(1, min(blocks, self.programs // batch))) * self.pixels
+        blocks, programs = triton.cdiv(length, self.pixels), self.resident * multiprocessors(device)
+        return triton.cdiv(blocks, max(1, min(blocks, programs // batch))) * self.pixels
 
 
-READ = Tiles(64, 4, 3, 132)  # tokens attend pixels
+READ = Tiles(64, 4, 3, 1)  # tokens attend pixels
 WRITE = Tiles(64, 4, 2)  # pixels attend tokens
 WRITE_MORE = Tiles(64, 8, 1)  # so many tokens that not all heads are attended at once
 _FLOAT32 = Tiles(16, 4, 1)  # for the interpreter; attend.py takes torch's products in float32
@@ -131,7 +132,7 @@ def read_pixels(queries: Tensor, pixels: Tensor, projection: Tensor) -> Tensor:
     tiles = _FLOAT32 if pixels.dtype == torch.float32 else READ
     rows = min(64, max(16, triton.next_power_of_2(count)))
     blocks = triton.cdiv(count, rows)
-    span = tiles.span(batch * blocks, length)
+    span = tiles.span(batch * blocks, length, pixels.device)
     splits = triton.cdiv(length, span)
     means = pixels.new_empty(batch, splits, count, width)
     tops = torch.empty(batch, splits, count, dtype=torch.float32, device=pixels.device)
@@ -243,7 +244,7 @@ def pixels_attend_tokens(
     group = max(16 // padded, min(64 // padded, triton.next_power_of_2(heads)), 1)
     groups = triton.cdiv(heads, group)
     tiles = _FLOAT32 if pixels.dtype == torch.float32 else WRITE if groups == 1 else WRITE_MORE
-    span = tiles.span(batch, length)
+    span = tiles.span(batch, length, pixels.device)
     _write_kernel[(triton.cdiv(length, span), batch)](
         pixels, keys, added, values, bias, norm_weight, norm_bias, out, length, tokens, heads, span, eps,
         keys.stride(0), keys.stride(1), keys.stride(2), added.stride(0), added.stride(1),

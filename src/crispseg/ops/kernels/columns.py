@@ -14,8 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 from crispseg.ops.kernels.early import after_the_kernel_before, early
+from crispseg.ops.kernels.hardware import multiprocessors
 from crispseg.ops.kernels.ncssd_gradients import sum_rows
-from crispseg.ops.kernels.ncssd_launch import multiprocessors
 from crispseg.ops.kernels.precision import widened
 
 _MOST_PARTS = 512  # that a program loads at once when they are added

@@ -19,9 +19,8 @@ import triton.language as tl
 from torch import Tensor
 
 from crispseg.ops.kernels.early import after_the_kernel_before, early
+from crispseg.ops.kernels.hardware import multiprocessors
 from crispseg.ops.kernels.precision import multiply
-
-_PROCESSORS = 132  # of an H200
 
 
 class Tiles(NamedTuple):
@@ -172,7 +171,7 @@ def convolve(
     span, k1, k2 = _spans((tiles.group + 2) * channels)
     columns, strips = triton.cdiv(width, places * tiles.group), triton.cdiv(height, tiles.rows)
     total = batch * strips * columns
-    _convolve_kernel[(min(total, _PROCESSORS * tiles.programs),)](
+    _convolve_kernel[(min(total, multiprocessors(x.device) * tiles.programs),)](
         x, weight, bias, residual, out, total, strips, columns, height, width, C=channels, OUT=count,
         GROUP=tiles.group, WITH_RESIDUAL=residual is not x, RELU=relu, ROWS=tiles.rows,
         PLACES=places, SPAN=span, K1=k1, K2=k2, N=_padded(tiles.group * count),

@@ -19,8 +19,8 @@ from crispseg.ops.kernels.attend import Tiles, inside
 from crispseg.ops.kernels.few_tokens import add_parts, like, product
 from crispseg.ops.kernels.precision import multiply
 
-BEST = Tiles(64, 4, 2, 396)
-BACK = Tiles(64, 4, 2, 396)
+BEST = Tiles(64, 4, 2, 3)
+BACK = Tiles(64, 4, 2, 3)
 _COLUMNS = 64  # channels that a program of the gradients holds
 _FLOAT32 = Tiles(16, 4, 1)  # for the interpreter
 _ROWS = 32  # prototypes of a group of classes
@@ -149,7 +149,7 @@ class Shape(NamedTuple):
         groups = triton.cdiv(classes, group)
         columns = min(most, max(16, triton.next_power_of_2(width)))
         blocks = triton.cdiv(width, columns)
-        span = tiles.span(batch * groups * blocks, length)
+        span = tiles.span(batch * groups * blocks, length, x.device)
         fixed = {
             "WIDTH": width, "COLUMNS": columns, "CLASSES": group, "COUNT": each,
             "PIXELS": tiles.pixels, "EVEN": length % tiles.pixels == 0,

@@ -20,10 +20,10 @@ from crispseg.ops.kernels.attend import LOG2_E, Tiles, inside
 from crispseg.ops.kernels.few_tokens import add_parts, like, product
 from crispseg.ops.kernels.precision import multiply
 
-READ_TOKENS = Tiles(128, 4, 2, 528)  # many queries
-READ_TOKENS_BACK = Tiles(64, 4, 2, 396)  # registers for three programs on a multiprocessor
-READ_PIXELS = Tiles(64, 4, 3, 528)  # few queries
-READ_PIXELS_BACK = Tiles(64, 4, 2, 396)
+READ_TOKENS = Tiles(128, 4, 2, 4)  # many queries
+READ_TOKENS_BACK = Tiles(64, 4, 2, 3)  # registers for three programs on a multiprocessor
+READ_PIXELS = Tiles(64, 4, 3, 4)  # few queries
+READ_PIXELS_BACK = Tiles(64, 4, 2, 3)
 _FLOAT32 = Tiles(16, 4, 1)  # for the interpreter
 _ROWS, _COLUMNS = 32, 64  # of the tokens of a group of heads; one head may have more rows
 _PARTS = 16
@@ -257,7 +257,7 @@ class Shape(NamedTuple):
         group = max(1, min(_ROWS // padded, wide, triton.next_power_of_2(heads)))
         padded = max(padded, 16 // group)  # a product has sixteen rows at least
         columns = max(16, triton.next_power_of_2(group * width))
-        span = tiles.span(batch * triton.cdiv(heads, group), length)
+        span = tiles.span(batch * triton.cdiv(heads, group), length, pixels.device)
         fixed = {
             "WIDTH": width, "TOKENS": padded, "GROUP": group, "COLUMNS": columns, "PIXELS": tiles.pixels,
             "EVEN": length % tiles.pixels == 0, "FILLED": columns == group * width and heads % group == 0,

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from crispseg.ops.kernels.early import after_the_kernel_before, early
-from crispseg.ops.kernels.ncssd_launch import multiprocessors
+from crispseg.ops.kernels.hardware import multiprocessors
 
 _ELEMENTS, _WARPS = 4096, 4  # of a block: pixels x classes
 _PROGRAMS = 8  # of a multiprocessor, which each take many blocks

@@ -13,7 +13,7 @@ from crispseg.ops.kernels import depthwise as kernels
 from crispseg.ops.kernels import depthwise_gradients as gradients
 from crispseg.ops.kernels import normalize_gradients
 from crispseg.ops.kernels.early import early
-from crispseg.ops.kernels.ncssd_launch import multiprocessors
+from crispseg.ops.kernels.hardware import multiprocessors
 
 _BUSY = 512  # programs below which a large GPU has idle processors; strips get shorter until there are as many
 _HELD = 8  # channels that a thread loads at once: up to so many elements, it works on one pixel

@@ -19,6 +19,7 @@ from torch import Tensor
 from crispseg.ops.kernels import depthwise_launch, ncssd, normalize, normalize_gradients
 from crispseg.ops.kernels.columns import add_parts
 from crispseg.ops.kernels.early import after_the_kernel_before, early
+from crispseg.ops.kernels.hardware import multiprocessors
 from crispseg.ops.kernels.ncssd_backward import Problem
 from crispseg.ops.kernels.ncssd_backward import gradients as mixing_gradients
 from crispseg.ops.kernels.ncssd_launch import (
@@ -28,7 +29,6 @@ from crispseg.ops.kernels.ncssd_launch import (
     States,
     choose,
     launch,
-    multiprocessors,
     product_of,
     split,
     sum_states,

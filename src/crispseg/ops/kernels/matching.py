@@ -84,7 +84,7 @@ def best_cosines(descriptors: Tensor, prototypes: Tensor, scale: float) -> Tenso
     padded = triton.next_power_of_2(count)
     group = max(16 // padded, min(64 // padded, triton.next_power_of_2(classes)), 1)
     tiles = _FLOAT32 if descriptors.dtype == torch.float32 else MATCH
-    span = tiles.span(batch, length)
+    span = tiles.span(batch, length, descriptors.device)
     _cosines_kernel[(triton.cdiv(length, span), batch)](
         descriptors, prototypes, out, scale, length, span, classes, count,
         PIXELS=tiles.pixels, WIDTH=width, PADDED=max(16, triton.next_power_of_2(width)), GROUP=group, COUNT=padded,

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from crispseg.errors import UserError
 from crispseg.ops.kernels import gated
+from crispseg.ops.kernels.hardware import multiprocessors
 from crispseg.ops.kernels.ncssd_launch import (
     FORCED,
     LARGEST_HEAD,
@@ -15,7 +16,6 @@ from crispseg.ops.kernels.ncssd_launch import (
     Sizes,
     Tiling,
     launch,
-    multiprocessors,
     padded,
     product_of,
     sum_states,

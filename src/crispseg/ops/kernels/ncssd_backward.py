@@ -32,13 +32,13 @@ from torch import Tensor
 from crispseg.ops.kernels import ncssd_between as sums
 from crispseg.ops.kernels import ncssd_gradients as kernels
 from crispseg.ops.kernels.early import early
+from crispseg.ops.kernels.hardware import multiprocessors
 from crispseg.ops.kernels.ncssd_launch import (
     DTYPES,
     FORCED,
     Sizes,
     Tiling,
     launch,
-    multiprocessors,
     padded,
     product_of,
     split,

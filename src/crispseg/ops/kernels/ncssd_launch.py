@@ -12,6 +12,7 @@ from torch import Tensor
 from crispseg.ops.kernels import ncssd as kernels
 from crispseg.ops.kernels import precision
 from crispseg.ops.kernels.early import early
+from crispseg.ops.kernels.hardware import multiprocessors
 from crispseg.ops.spec import Gates, Rule, normaliser_floor
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -103,11 +104,6 @@ def product_of(*tensors: Tensor) -> str:
 
 def state_dtype(product: str) -> torch.dtype:
     return torch.bfloat16 if product == "half" else torch.float32
-
-
-@functools.cache
-def multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
 def choose(name: str, rows: int, tokens: int, device: torch.device) -> Tiling:

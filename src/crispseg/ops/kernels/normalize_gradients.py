@@ -21,7 +21,7 @@ from torch import Tensor
 
 from crispseg.ops.kernels.columns import add_parts
 from crispseg.ops.kernels.early import after_the_kernel_before, early
-from crispseg.ops.kernels.ncssd_launch import multiprocessors
+from crispseg.ops.kernels.hardware import multiprocessors
 from crispseg.ops.kernels.normalize import Rows, places_of, standardised
 from crispseg.ops.kernels.precision import widened
 

@@ -55,4 +55,4 @@ def commands() -> Iterator[Command]:
                     continue
                 # a continued line is padded on its left, a remark has no such neighbour
                 command = re.split(r"(?<=\S) {4,}(?=[^-\s])", line)[0]
-                yield Command(block.page, tuple(shlex.split(command)))
+                yield Command(block.page, tuple(shlex.split(re.sub(r"\s+>.*$", "", command))))

@@ -114,3 +114,18 @@ def test_a_wrong_model_is_explained(crisp, scene, tmp_path):
 )
 def test_durations_are_told_in_words(seconds, words):
     assert duration(seconds) == words
+
+
+def test_an_interruption_says_how_to_go_on(tmp_path, monkeypatch, capsys):
+    def interrupt(*words, **more):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("crispseg.predict.batch.predict_scenes", interrupt)
+    scene = write_raster(tmp_path / "a.tif", random_pixels(3, 40, 40), **UTM)
+    assert cli.main(["predict", scene, "-o", str(tmp_path / "map.tif")]) == 130
+    assert "the same command goes on where it stopped" in capsys.readouterr().err
+
+
+def test_tiles_of_ten_pixels_are_refused(tmp_path, capsys):
+    assert cli.main(["predict", "a.tif", "-o", str(tmp_path / "map.tif"), "--tile", "10"]) == 1
+    assert "tiles of 10 px are too small" in capsys.readouterr().err

@@ -66,6 +66,7 @@ class Fused(nn.Module):
         super().__init__()
         self.name, self.info = model.name, model.info
         self.num_classes, self.in_channels = model.num_classes, model.in_channels
+        self.normalises = model.normalises
         self.network = network.requires_grad_(False)
         self.graphs = GraphCache(self._compute) if graphs else None
         self.eval()

@@ -115,6 +115,25 @@ def test_another_reference_system(ortho, tmp_path, crs):
     assert told == [f"{labels} is in {crs} and {ortho} in EPSG:32633: polygons are reprojected"]
 
 
+@pytest.mark.parametrize("name", ["labels.shp", "labels.geojson", "labels.fgb", "labels.kml"])
+def test_any_kind_of_file_that_ogr_reads(ortho, tmp_path, name):
+    drawn = draw(tmp_path / "drawn.gpkg", SHAPES, CLASSES, crs="EPSG:4326")
+    meta, _, geometry, fields = pyogrio.raw.read(drawn)
+    field = "Name" if name.endswith("kml") else "class"
+    driver = {"driver": "KML"} if name.endswith("kml") else {}
+    pyogrio.raw.write(tmp_path / name, geometry, fields, [field], crs=meta["crs"], geometry_type="Polygon", **driver)
+    prepare(ortho, str(tmp_path / name), tmp_path / "data", chip=0, field=field)
+    assert (whole_mask(tmp_path / "data") != expected(SHAPES, IDS)).sum() <= 3
+
+
+def test_a_reference_system_that_the_file_does_not_say(ortho, tmp_path):
+    labels = draw(tmp_path / "labels.gpkg", SHAPES, CLASSES, crs=None)
+    prepare(ortho, labels, tmp_path / "data", chip=0, labels_crs="EPSG:32633")
+    np.testing.assert_array_equal(whole_mask(tmp_path / "data"), expected(SHAPES, IDS))
+    with pytest.raises(UserError, match="'EPSG:none' names no coordinate reference system"):
+        prepare(ortho, labels, tmp_path / "other", labels_crs="EPSG:none")
+
+
 def test_a_turned_image(tmp_path):
     turned = UTM["transform"] @ rasterio.Affine.rotation(30)
     image = write_raster(tmp_path / "ortho.tif", random_pixels(3, HEIGHT, WIDTH), crs=UTM["crs"], transform=turned)

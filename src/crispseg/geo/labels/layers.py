@@ -65,7 +65,8 @@ class LabelLayer:
             self.info = pyogrio.read_info(path, layer=self.layer)
         except (DataSourceError, DataLayerError) as error:
             raise UserError(f"{path} cannot be read as polygons: {' '.join(str(error).split())}") from error
-        self.crs = _user_crs(crs) if crs else str(self.info["crs"] or "")
+        said = crs or str(self.info["crs"] or "")
+        self.crs = _user_crs(said) if said else ""
         for name in filter(None, (field, order)):
             self._require_field(name)
 
@@ -218,8 +219,8 @@ def _user_crs(word: str) -> str:
 
     try:
         return str(CRS.from_user_input(word).to_wkt())
-    except CRSError as error:
-        raise UserError(f"{word!r} names no coordinate reference system; try EPSG:4326 or the like") from error
+    except (CRSError, ValueError) as error:
+        raise UserError(f"{word[:80]!r} names no coordinate reference system; try EPSG:4326 or the like") from error
 
 
 def check_vector_file(path: str) -> None:

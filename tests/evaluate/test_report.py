@@ -71,6 +71,13 @@ def test_json_comes_back_as_it_was(report: Path, evaluation: Evaluation) -> None
     assert "NaN" not in (report / "scores.json").read_text()
 
 
+def test_no_image_name_is_a_formula(evaluation: Evaluation, tmp_path: Path) -> None:
+    images = (dataclasses.replace(evaluation.images[0], name="=cmd|' /C calc'!A0"), *evaluation.images[1:])
+    write_report(dataclasses.replace(evaluation, images=images, worst=()), tmp_path / "report")
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "report" / "per_image.csv").read_text())))
+    assert rows[0]["image"] == "'=cmd|' /C calc'!A0"
+
+
 def test_csv_has_a_row_per_image(report: Path, evaluation: Evaluation) -> None:
     rows = list(csv.DictReader(io.StringIO((report / "per_image.csv").read_text())))
     assert [row["image"] for row in rows] == ["site0", "site1", "site2"]

@@ -58,12 +58,9 @@ class Bench:
         work = root / target.name.replace(" ", "_")
         work.mkdir(parents=True)
         target.make(work)
-        target.read(work)  # what is sound can be read
-        shutil.rmtree(work)
-        work.mkdir()
-        target.make(work)
         sound = root / "sound" / work.name
         shutil.copytree(work, sound, symlinks=True)
+        target.read(work)  # what is sound can be read
         return sound, work
 
     def case(self, number: int) -> tuple[Target, str, str, bytes]:

@@ -40,10 +40,10 @@ class TemperatureFit(Accumulator):
         self.sums["count"] += len(truth)
 
     def best(self) -> float:
-        """The temperature of the least loss, between its neighbours by a parabola; 1 without pixels."""
-        if not self.sums["count"]:
-            return 1.0
+        """The temperature of the least loss, between its neighbours by a parabola; 1 without finite scores."""
         loss = self.sums["loss"] / self.sums["count"]
+        if not loss.isfinite().all():
+            return 1.0
         lowest = int(loss.argmin())
         position = float(lowest)
         if 0 < lowest < _STEPS - 1:

@@ -81,7 +81,8 @@ def _judge(event: str, args: tuple[object, ...]) -> None:
 def _require(event: str, path: str | bytes | os.PathLike[str], inside: str, more: tuple[str, ...]) -> None:
     _Fence.inside = None  # looking up the path must not come here again
     place = os.path.realpath(os.fsdecode(path))
-    allowed = place == os.devnull or any(
+    own = (os.devnull, f"/proc/{os.getpid()}/clear_refs")  # the latter: to measure our own memory
+    allowed = place in own or any(
         place == root or place.startswith(root.rstrip(os.sep) + os.sep) for root in (inside, *more)
     )
     if not allowed:

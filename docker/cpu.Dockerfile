@@ -8,12 +8,12 @@ RUN pip install --no-cache-dir -c constraints.txt build \
     && python -m build --wheel --outdir /dist
 
 FROM python:3.13-slim
-# torch's own index has the build without CUDA, a tenth of the size
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# PyTorch's own index has a build without CUDA, a tenth of the size: docker build --build-arg TORCH_INDEX=URL ...
+ARG TORCH_INDEX=
 WORKDIR /install
 COPY --from=build /dist ./
 COPY constraints.txt ./
-RUN pip install --no-cache-dir -c constraints.txt --index-url "${TORCH_INDEX}" torch \
+RUN pip install --no-cache-dir -c constraints.txt ${TORCH_INDEX:+--index-url "${TORCH_INDEX}"} torch \
     && pip install --no-cache-dir -c constraints.txt ./*.whl
 RUN useradd --create-home --uid 1000 crisp
 USER 1000:1000

@@ -9,12 +9,14 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from PIL import Image
 
 import crispseg
 from crispseg.cli.main import main
 from crispseg.export.run import export
 from crispseg.predict.batch import weights_version
 from tests.export.conftest import expected, raw_images
+from tests.fakedata import fake_own
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +94,27 @@ def test_it_only_evaluates(onnx_file):
         loaded.train()
     with pytest.raises(crispseg.UserError, match="copy the file"):
         loaded.save("somewhere")
+
+
+def test_eval_scores_it_as_the_model(model, onnx_file, tmp_path):
+    from crispseg.data.folder import open_folder
+    from crispseg.evaluate import evaluate
+
+    folder = open_folder(fake_own(tmp_path / "own", colour=True, images=3, size=(48, 64)))
+    of_torch, of_file = (evaluate(which, folder, "train").to_dict() for which in (model, crispseg.load(onnx_file)))
+    assert of_file["scores"]["mIoU"] == pytest.approx(of_torch["scores"]["mIoU"], abs=1e-4)
+
+
+def test_eval_and_predict_take_the_file(onnx_file, tmp_path, scene):
+    pytest.importorskip("rasterio")
+    data = fake_own(tmp_path / "own", colour=True, images=3, size=(48, 64))
+    report = tmp_path / "report"
+    assert main(["eval", onnx_file, str(data), "-o", str(report), "--worst", "0", "-q"]) == 0
+    assert list(report.iterdir())
+    Image.fromarray(scene).save(tmp_path / "scene.png")
+    words = ["predict", str(tmp_path / "scene.png"), "-o", str(tmp_path / "map.tif"), "-m", onnx_file, "--tile", "96"]
+    assert main([*words, "--polygons", str(tmp_path / "map.gpkg"), "-q"]) == 0
+    assert (tmp_path / "map.tif").exists() and (tmp_path / "map.gpkg").exists()
 
 
 def test_bench_times_it(onnx_file, tmp_path, capsys):

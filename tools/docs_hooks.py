@@ -22,6 +22,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parents[1]
 REPOSITORY = "https://github.com/crispseg/crispseg"
 PICTURES = (".png", ".jpg", ".jpeg", ".svg")
+_SCRIPT = re.compile(r"<script\b.*?</script>", re.DOTALL)
 _LINK = re.compile(r"(\]\()((?:\.\./)+[^)\s#]*)")
 
 
@@ -81,6 +82,14 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return f"{match[1]}{REPOSITORY}/{kind}/main/{target}"
 
     return _LINK.sub(found_elsewhere, markdown)
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Notebooks are made by another program: links to pages are mended, and a script is taken out that would fetch
+    Mermaid for diagrams; we have none, and fetch nothing."""
+    if page.file.src_uri.endswith(".ipynb"):
+        output = re.sub(r'href="(\.\./[\w/-]+)\.md(#[\w-]+)?"', r'href="../\1/\2"', output)
+    return _SCRIPT.sub(lambda match: "" if "://cdnjs." in match[0] else match[0], output)
 
 
 def commands_page() -> str:

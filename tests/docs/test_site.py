@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 pytest.importorskip("mkdocs")
 pytest.importorskip("material")
 pytest.importorskip("mkdocstrings")
+pytest.importorskip("mkdocs_jupyter")
 
 
 class Page(HTMLParser):
@@ -68,6 +69,7 @@ def test_every_link_leads_somewhere(site):
 def test_nothing_is_fetched_from_outside(site):
     for path, page in site.items():
         assert not [link for link in page.fetched if "://" in link or link.startswith("//")], path
+        assert not re.search(r"(import|fetch)\s*\(\s*[\"']https?:", path.read_text(encoding="utf-8")), path
     folder = next(path for path in site if path.name == "404.html").parent
     for sheet in folder.rglob("*.css"):
         text = sheet.read_text(encoding="utf-8")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crispseg.data.balance import _Judge, balanced
@@ -39,6 +39,7 @@ def test_a_rare_class_goes_to_both_sides_and_groups_stay_together() -> None:
         assert 0.15 < sum(kind == "val" for kind in split.values()) / len(split) < 0.35
 
 
+@settings(max_examples=15)
 @given(st.integers(0, 1000), st.integers(2, 150))
 def test_both_sides_are_filled_and_the_seed_decides(seed: int, count: int) -> None:
     draws = np.random.default_rng(count)

@@ -15,10 +15,9 @@ def test_names_and_words_are_those_of_the_registry() -> None:
     assert words == {name: (e.summary, e.requires, e.extra) for name, e in entries().items()}, _HOW
 
 
-def test_counts_of_some() -> None:
+def test_counts_of_one() -> None:
     rows = {row.name: row for row in read_catalogue()}
-    for name in ("crisp_nano", "vssd_tiny_upernet"):
-        assert count(name) == rows[name], _HOW
+    assert count("crisp_nano") == rows["crisp_nano"], _HOW
 
 
 @pytest.mark.slow

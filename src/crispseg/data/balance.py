@@ -25,19 +25,17 @@ def balanced(val: set[str], order: Sequence[str], amounts: Mapping[str, Sequence
     judge = _Judge(table, share)
     if len(order) <= _FEW:
         return {group for group, held in zip(order, _best_of_all(table, judge), strict=True) if held}
-    best = judge.cost(table[inside].sum(0))
+    best, idle = judge.cost(table[inside].sum(0)), 0
     for turn in range(_ROUNDS):
-        moves, sums = _moves(table, inside, turn)
-        if not moves:
-            break
-        costs = judge.cost(sums)
+        moves = _Moves(table, inside, turn)
+        costs = judge.cost(moves.sums)
         chosen = int(costs.argmin())
-        if costs[chosen] > best - 1e-9:
-            if len(order) <= _MOST_TRIED:
-                break
-            continue
-        best = costs[chosen]
-        inside[moves[chosen]] ^= True
+        idle = idle + 1 if costs[chosen] > best - 1e-9 else 0
+        if not idle:
+            best = costs[chosen]
+            inside[moves.groups(chosen)] ^= True
+        elif idle > len(order) // _MOST_TRIED:  # all groups were tried since the last change
+            break
     return {group for group, held in zip(order, inside, strict=True) if held}
 
 
@@ -64,15 +62,22 @@ class _Judge:
         return apart + _ABSENT * absent.sum(-1)
 
 
-def _moves(table: Amounts, inside: NDArray[np.bool_], turn: int) -> tuple[list[list[int]], Amounts]:
-    """Groups to move to the other side (one, or one of each side), and what validation holds afterwards."""
-    held, free = (_some(np.flatnonzero(side), turn) for side in (inside, ~inside))
-    alone = (free if (~inside).sum() > 1 else []) + (held if inside.sum() > 1 else [])
-    moves = [[i] for i in alone] + [[i, j] for i in held for j in free]
-    change = np.where(inside, -1.0, 1.0)[:, None] * table
-    exchanged = change[held][:, None] + change[free][None]  # (held, free, 1 + classes)
-    changes = np.concatenate([change[alone], exchanged.reshape(-1, table.shape[1])])
-    return moves, table[inside].sum(0) + changes
+class _Moves:
+    """Groups to move to the other side (one, or one of each side), and what validation holds after each."""
+
+    def __init__(self, table: Amounts, inside: NDArray[np.bool_], turn: int) -> None:
+        self.held, self.free = (_some(np.flatnonzero(side), turn) for side in (inside, ~inside))
+        self.alone = (self.free if (~inside).sum() > 1 else []) + (self.held if inside.sum() > 1 else [])
+        change = np.where(inside, -1.0, 1.0)[:, None] * table
+        exchanged = change[self.held][:, None] + change[self.free][None]  # (held, free, 1 + classes)
+        changes = np.concatenate([change[self.alone], exchanged.reshape(-1, table.shape[1])])
+        self.sums: Amounts = table[inside].sum(0) + changes
+
+    def groups(self, move: int) -> list[int]:
+        if move < len(self.alone):
+            return [self.alone[move]]
+        i, j = divmod(move - len(self.alone), len(self.free))
+        return [self.held[i], self.free[j]]
 
 
 def _some(places: NDArray[np.intp], turn: int) -> list[int]:

@@ -32,6 +32,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "\n".join(
         ("- " * 5000 + "x", "nests"),
         ("x: " + "{a: " * 200 + "1" + "}" * 200, "nests too deep"),
         ('x: "\\ud800"', "text that is none"),
+        ('x: "a\\0b"', "text that is none: a NUL"),
         ("x" * 300_000, "too long"),
     ],
 )

@@ -107,12 +107,16 @@ def parse_json(text: str, where: str) -> Any:
 
 
 def _refuse_halves(text: str, values: Any, where: str) -> None:
-    """An escape can name half a character (a surrogate), which no file, terminal or page can take."""
-    if "\\u" in text or "\\U" in text:
-        try:
-            json.dumps(values, ensure_ascii=False, default=str).encode()
-        except (UnicodeEncodeError, TypeError) as error:
-            raise UserError(f"{where} holds text that is none: {reason(error)}") from error
+    """An escape can name half a character (a surrogate), which no file or page can take, or NUL, which no path can."""
+    if "\\" not in text:
+        return
+    try:
+        plain = json.dumps(values, ensure_ascii=False, default=str)
+        plain.encode()
+    except (UnicodeEncodeError, TypeError) as error:
+        raise UserError(f"{where} holds text that is none: {reason(error)}") from error
+    if "\\u0000" in plain:
+        raise UserError(f"{where} holds text that is none: a NUL character")
 
 
 def _refuse_depth(values: Any, where: str) -> None:
@@ -207,6 +211,8 @@ def _count_nodes(root: Any, where: str) -> None:
 def read_csv(path: str | os.PathLike[str], columns: Iterable[str], what: str) -> list[dict[str, str]]:
     """The rows of a CSV file by the names in its first line; a cell that is not there is empty."""
     text = read_text(path, LARGEST_CSV, what)
+    if "\0" in text:
+        raise UserError(f"{path} cannot be read as CSV: it holds a NUL character")
     try:
         reader = csv.reader(text.splitlines(), skipinitialspace=True)
         lines = [line for line in reader if line]

@@ -30,6 +30,22 @@ def test_layers_with_weights_become_int8_and_the_loss_is_told(tmp_path, model, f
     assert crispseg.load(tmp_path / "m.onnx").card.precision == "int8"
 
 
+def test_only_layers_with_one_matrix_are_quantised():
+    """A stack of matrices has no scale per channel in onnxruntime, and products of activations are sums over tokens."""
+    flat, stack = (
+        onnx.helper.make_tensor(name, 1, dims, [1.0] * 8) for name, dims in (("w", (4, 2)), ("s", (2, 2, 2)))
+    )
+    nodes = [
+        onnx.helper.make_node("MatMul", ["x", "w"], ["a"], name="layer"),
+        onnx.helper.make_node("MatMul", ["w", "x"], ["b"], name="constant first"),
+        onnx.helper.make_node("MatMul", ["a", "s"], ["c"], name="stack"),
+        onnx.helper.make_node("MatMul", ["a", "b"], ["d"], name="activations"),
+        onnx.helper.make_node("Relu", ["d"], ["y"], name="other"),
+    ]
+    graph = onnx.helper.make_graph(nodes, "g", [], [], [flat, stack])
+    assert quantise.left_alone(onnx.helper.make_model(graph)) == ["constant first", "stack", "activations"]
+
+
 def test_a_loss_that_is_too_large_leaves_no_file(tmp_path, model, folder, monkeypatch):
     monkeypatch.setattr(quantise, "measure_loss", lambda *_: quantise.Loss(80.0, 60.0, "2 windows"))
     with pytest.raises(crispseg.UserError, match="20.00 points lost.*--max-loss"):

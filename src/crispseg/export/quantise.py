@@ -51,12 +51,6 @@ def quantise(model: onnx.ModelProto, windows: Sequence[Labelled]) -> onnx.ModelP
     import onnx
     from onnxruntime import quantization
 
-    constants = {tensor.name for tensor in model.graph.initializer}
-    left_alone = [
-        node.name
-        for node in model.graph.node
-        if node.op_type in _LAYERS and not any(name in constants for name in node.input[:2])
-    ]
     root = logging.getLogger()
     before = root.level
     with tempfile.TemporaryDirectory(prefix="crisp-int8-") as folder:
@@ -70,7 +64,7 @@ def quantise(model: onnx.ModelProto, windows: Sequence[Labelled]) -> onnx.ModelP
                 _Reader(windows),
                 quant_format=quantization.QuantFormat.QDQ,
                 op_types_to_quantize=list(_LAYERS),
-                nodes_to_exclude=left_alone,
+                nodes_to_exclude=left_alone(model),
                 per_channel=True,
                 activation_type=quantization.QuantType.QUInt8,
                 weight_type=quantization.QuantType.QInt8,
@@ -78,6 +72,18 @@ def quantise(model: onnx.ModelProto, windows: Sequence[Labelled]) -> onnx.ModelP
         finally:
             root.setLevel(before)
         return onnx.load(made)
+
+
+def left_alone(model: onnx.ModelProto) -> list[str]:
+    """The layers that stay in float32: products of two activations, and those with a stack of matrices, for which
+    onnxruntime has no scale per channel."""
+    ranks = {tensor.name: len(tensor.dims) for tensor in model.graph.initializer}
+    wanted = {"Conv": 4, "MatMul": 2, "Gemm": 2}
+    return [
+        node.name
+        for node in model.graph.node
+        if node.op_type in wanted and ranks.get(node.input[1], 0) != wanted[node.op_type]
+    ]
 
 
 class _Reader:

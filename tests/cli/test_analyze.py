@@ -29,7 +29,7 @@ def test_two_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"analysis: {out / 'analysis.html'}" in said and (out / "analysis.html").is_file()
     values = json.loads((out / "analysis.json").read_text())
     assert values["conditions"]["line"] in said and values["conditions"]["images"] == 1
-    assert [variant["source"] for variant in values["variants"].values()] == ["model", "model", "bare"]
+    assert [variant["source"] for variant in values["variants"].values()] == ["model", "model", "model", "bare"]
     assert f"{100 * values['variants']['against']['figures']['mIoU']:.2f}" in said
 
 

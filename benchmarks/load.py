@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import platform
 import statistics
@@ -77,7 +78,7 @@ def measure(work: str, policy: str, neighbours: int, args: argparse.Namespace) -
         "work": work,
         "neighbours": neighbours,
         "policy": policy,
-        "seconds": round(statistics.median(seconds), 3),
+        "seconds": None if math.inf in seconds else round(statistics.median(seconds), 3),  # None: not finished
         "load before": round(load, 2),
     }
     print(json.dumps(found), file=sys.stderr, flush=True)
@@ -116,8 +117,9 @@ def table(rows: list[dict[str, Any]], command: str) -> str:
     lines += ["| work | neighbours | OpenMP's policy | seconds | times | load before |", "|---|---|---|---|---|---|"]
     for row in rows:
         quiet = alone.get((row["work"], row["policy"]))
-        times = f"{row['seconds'] / quiet:.2f}" if quiet else ""
-        facts = (row["work"], row["neighbours"], row["policy"], row["seconds"], times, row["load before"])
+        times = f"{row['seconds'] / quiet:.2f}" if quiet and row["seconds"] else ""
+        seconds = "not finished" if row["seconds"] is None else row["seconds"]
+        facts = (row["work"], row["neighbours"], row["policy"], seconds, times, row["load before"])
         lines.append("| " + " | ".join(map(str, facts)) + " |")
     return "\n".join(lines) + "\n"
 

@@ -273,7 +273,9 @@ class Ablate(Train):
     def content(self, folder: Path) -> Content:
         path = folder / "out" / "results.json"
         runs = json.loads(path.read_text())["runs"] if path.exists() else {}
-        return {name: _timeless(run["result"]) for name, run in runs.items()}
+        # a run's name holds the place of its data
+        switched = {name: bool(run["description"]["model"]["options"].get("dco")) for name, run in runs.items()}
+        return {f"dco {switched[name]}": _timeless(run["result"]) for name, run in runs.items()}
 
     def is_finished(self, folder: Path) -> bool:
         return (folder / "out" / "table.md").exists() and len(self.content(folder)) == 2

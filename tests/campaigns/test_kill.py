@@ -29,7 +29,7 @@ def campaign(*words):
 
 def test_a_share_of_the_campaign():
     """Some rounds of what is quick to start; `make campaign` plays them all."""
-    done = campaign("--seed", "21", "--rounds", "10", "--minutes", "0.7", "--cases", "predict", "prepare", "vectorize")
+    done = campaign("--seed", "21", "--rounds", "8", "--minutes", "0.4", "--cases", "predict", "prepare", "vectorize")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert " 0 differences" in done.stdout
 

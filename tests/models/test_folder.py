@@ -40,7 +40,7 @@ def test_card_and_info_come_back(folder):
         "120, 110.5, 100",
         "three fields",
         "CC0",
-        "0.5123",
+        "51.23 %",
         "0.09 m",
         "hedges",
     ):

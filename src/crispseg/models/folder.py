@@ -144,9 +144,9 @@ def _normalisation(info: ModelInfo) -> str:
 
 
 def _score_lines(scores: dict[str, Any]) -> list[str]:
-    return [
-        f"- {name}: {value:.4f}" if isinstance(value, float) else f"- {name}: {value}" for name, value in scores.items()
-    ]
+    """In percent, as scores are told everywhere; config.json has fractions."""
+    told = {name: f"{100 * value:.2f} %" if isinstance(value, float) else value for name, value in scores.items()}
+    return [f"- {name}: {value}" for name, value in told.items()]
 
 
 class SavedModel(TypedDict):

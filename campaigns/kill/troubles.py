@@ -109,10 +109,11 @@ class Counter:
                 os.kill(os.getpid(), signal.SIGKILL)
             if here and self.trouble.kind == "error":
                 raise OSError(self.trouble.error, os.strerror(self.trouble.error))
-            result = function(*args, **kwargs)
-            if here and self.trouble.kind == "moment":
-                os.kill(os.getpid(), signal.SIGKILL)
-            return result
+            try:
+                return function(*args, **kwargs)
+            finally:
+                if here and self.trouble.kind == "moment":
+                    os.kill(os.getpid(), signal.SIGKILL)
 
         return watched
 

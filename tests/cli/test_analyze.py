@@ -25,7 +25,7 @@ def test_two_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["model", "sites", "--against", "bare", "--split", "val", "--images", "1", "--pictures", "1"]
     assert command.main(["analyze", *words, "--device", "cpu", "--focus", "roof"]) == 0
     said = capsys.readouterr().out
-    out = Path("reports/analysis-sites-crisp_nano-1")
+    out = Path("reports/analysis-sites-model-1")
     assert f"analysis: {out / 'analysis.html'}" in said and (out / "analysis.html").is_file()
     values = json.loads((out / "analysis.json").read_text())
     assert values["conditions"]["line"] in said and values["conditions"]["images"] == 1

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from crispseg.errors import UserError
 from crispseg.normalisation import Normalisation
 from crispseg.ops.compile_ahead import compile_ahead
 from crispseg.pretrain.config import PretrainConfig
 from crispseg.pretrain.mixing import swapped
 from crispseg.pretrain.network import Pretraining
 from crispseg.pretrain.teacher import MEAN, STD, Teacher, teaching_loss
-from crispseg.reading import reason
 from crispseg.train.distributed import Processes, share_batch_norm
-from crispseg.train.ema import WeightAverage
 from crispseg.train.graphed import GraphedPass, buffers_kept
-from crispseg.train.optimizer import build_optimizer, load_optimizer
-from crispseg.train.schedule import learning_rate
 from crispseg.train.step import autocast, step_seed
+from crispseg.train.update import Updated
 
 
 class Batch(NamedTuple):
@@ -36,7 +30,7 @@ class Batch(NamedTuple):
     hidden: Tensor  # (B, 1, s, s) whether a pixel is to be predicted
 
 
-class PretrainStepper:
+class PretrainStepper(Updated[Pretraining]):
     """The network with all that changes it."""
 
     def __init__(
@@ -48,20 +42,12 @@ class PretrainStepper:
         network = network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         if processes.count > 1 and config.sync_batchnorm:
             share_batch_norm(network, device)
-        self.model = network
+        super().__init__(network, config.optimizer, device, config.precision, config.ema)
         self.network = self._wrap(network)
-        self.optimizer = build_optimizer(network, config.optimizer, device)
-        self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
-        self.average = WeightAverage(network, config.ema) if config.ema else None
         self.normalisation = Normalisation(MEAN, STD, device)
         on_gpu = device.type == "cuda" and processes.count == 1 and config.precision != "fp16"
         self.graph_wanted = on_gpu and config.graph is not False
-        self.graphed: GraphedPass | None = None
         self.prepared_for = 0  # pictures of this size
-
-    @property
-    def lr(self) -> float:
-        return max(group["lr"] for group in self.optimizer.param_groups)
 
     def _wrap(self, network: nn.Module) -> nn.Module:
         if self.processes.count == 1:
@@ -76,13 +62,12 @@ class PretrainStepper:
     def step(self, step: int, batch: Batch) -> dict[str, Tensor]:
         """Optimiser step number `step` (from 0); the loss's terms and `grad_norm`."""
         self.model.train()
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(step, group["peak"], self.config.schedule)
+        self.set_rates(step, self.config.schedule)
         if self.prepared_for != batch.images.shape[-1]:
             self._prepare(batch)
         torch.manual_seed(step_seed(self.config.seed, step, 0, self.processes.rank))
         said = (self.graphed or self._backward)(*batch)
-        said["grad_norm"] = self._update(step + 1)
+        said["grad_norm"] = self.update(step + 1)
         return said
 
     def _prepare(self, batch: Batch) -> None:
@@ -125,43 +110,6 @@ class PretrainStepper:
             loss = loss + self.config.masking.weight * self.weights[self.model.hidden] * terms["pixels"]
         self.scaler.scale(loss).backward()
         return {"loss": loss.detach(), **{name: value.detach() for name, value in terms.items()}}
-
-    def _update(self, steps_done: int) -> Tensor:
-        self.scaler.unscale_(self.optimizer)
-        limit = self.config.optimizer.clip or float("inf")
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        if self.graphed is None:  # a graph writes its gradients over the last ones
-            self.optimizer.zero_grad(set_to_none=True)
-        if self.average is not None:
-            self.average.update(steps_done)
-        return norm
-
-    def final_weights(self) -> contextlib.AbstractContextManager[None]:
-        """Within the block the network has the weights to judge and to keep."""
-        return self.average.in_place() if self.average is not None else contextlib.nullcontext()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "scaler": self.scaler.state_dict(),
-            "average": self.average.state_dict() if self.average is not None else None,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        try:
-            self._load(state)
-        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            raise UserError(f"the checkpoint does not fit this run's config: {reason(error)}") from error
-
-    def _load(self, state: Mapping[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
-        load_optimizer(self.optimizer, state["optimizer"])
-        self.scaler.load_state_dict(state["scaler"])
-        if self.average is not None:
-            self.average.load_state_dict(state["average"])
 
 
 def mixed_cross_entropy(logits: Tensor, labels: Tensor, own: Tensor, smoothing: float) -> Tensor:

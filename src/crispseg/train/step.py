@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from crispseg.errors import UserError
 from crispseg.losses import IGNORE, LossConfig, segmentation_loss
 from crispseg.models.base import SegmentationModel
 from crispseg.ops.compile_ahead import compile_ahead
-from crispseg.reading import reason
 from crispseg.train.config import Precision, TrainConfig
 from crispseg.train.distributed import Processes, share_batch_norm
-from crispseg.train.ema import WeightAverage
 from crispseg.train.graphed import GraphedPass, buffers_kept
-from crispseg.train.optimizer import Lookahead, build_optimizer, load_optimizer
-from crispseg.train.schedule import learning_rate
+from crispseg.train.update import Updated
 
 _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _PIXEL_TERMS = ("seg", "aux")  # means over labelled pixels; the other terms are means over images
@@ -83,7 +79,7 @@ def can_graph(config: TrainConfig, processes: Processes) -> bool:
     return processes.count == 1 and config.accumulate == 1 and config.precision != "fp16" and simple_loss
 
 
-class Stepper:
+class Stepper(Updated[SegmentationModel]):
     """The model with all that changes it: optimiser, scaler of half-precision gradients, averages."""
 
     def __init__(self, model: SegmentationModel, config: TrainConfig, processes: Processes) -> None:
@@ -92,24 +88,11 @@ class Stepper:
         model = model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         if processes.count > 1 and config.sync_batchnorm:
             share_batch_norm(model, device)
-        self.model: SegmentationModel = model
+        super().__init__(model, config.optimizer, device, config.precision, config.ema)
         self.network = self._wrap(model)
-        self.optimizer = build_optimizer(model, config.optimizer, device)
-        self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
-        self.average = WeightAverage(model, config.ema) if config.ema else None
-        chosen = config.optimizer
-        self.lookahead = (
-            Lookahead(model.parameters(), chosen.lookahead, chosen.lookahead_alpha) if chosen.lookahead else None
-        )
         self.normalisation = model.info.normalisation(device)
         self.graph_wanted = can_graph(config, processes)
-        self.graphed: GraphedPass | None = None
         self.compiled = processes.count > 1  # each of several processes compiles what it needs when it needs it
-
-    @property
-    def lr(self) -> float:
-        """The largest learning rate of the last step."""
-        return max(group["lr"] for group in self.optimizer.param_groups)
 
     def _wrap(self, model: nn.Module) -> nn.Module:
         network: nn.Module = torch.compile(model) if self.config.compile else model  # type: ignore[assignment]
@@ -133,8 +116,7 @@ class Stepper:
         self.model.train()
         schedule = self.config.schedule
         self.model.at_progress(step / (schedule.steps or step + 1))
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(step, group["peak"], schedule)
+        self.set_rates(step, schedule)
         device = self.processes.device
         labels = [part.labels.to(device, non_blocking=True) for part in parts]
         images = [part.images.to(device, non_blocking=True) for part in parts]
@@ -150,7 +132,7 @@ class Stepper:
                 losses = (self.graphed or self._backward)(images[i], labels[i], shares[i])
             for name, value in losses.items():
                 said[name] = said[name] + value if name in said else value
-        said["grad_norm"] = self._update(step + 1)
+        said["grad_norm"] = self.update(step + 1)
         return said
 
     def _compile(self, images: Tensor, labels: Tensor, pixel_share: Tensor) -> None:
@@ -186,45 +168,3 @@ class Stepper:
         if quiet and isinstance(self.network, DistributedDataParallel):
             return self.network.no_sync()
         return contextlib.nullcontext()
-
-    def _update(self, steps_done: int) -> Tensor:
-        self.scaler.unscale_(self.optimizer)
-        limit = self.config.optimizer.clip or float("inf")
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        if self.graphed is None:  # a graph writes its gradients over the last ones
-            self.optimizer.zero_grad(set_to_none=True)
-        if self.lookahead is not None:
-            self.lookahead.step(steps_done)
-        if self.average is not None:
-            self.average.update(steps_done)
-        return norm
-
-    def final_weights(self) -> contextlib.AbstractContextManager[None]:
-        """Within the block the model has the weights to judge and to keep: the average, when there is one."""
-        return self.average.in_place() if self.average is not None else contextlib.nullcontext()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "scaler": self.scaler.state_dict(),
-            "average": self.average.state_dict() if self.average is not None else None,
-            "lookahead": self.lookahead.state_dict() if self.lookahead is not None else None,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        try:
-            self._load(state)
-        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            raise UserError(f"the checkpoint does not fit the model of this run's config: {reason(error)}") from error
-
-    def _load(self, state: Mapping[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
-        load_optimizer(self.optimizer, state["optimizer"])
-        self.scaler.load_state_dict(state["scaler"])
-        if self.average is not None:
-            self.average.load_state_dict(state["average"])
-        if self.lookahead is not None:
-            self.lookahead.load_state_dict(state["lookahead"])

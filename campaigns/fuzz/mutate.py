@@ -82,7 +82,7 @@ def _damage_one(random: Random, tree: Any) -> Any:
     elif kind == 4:
         del parent[key]
     elif kind == 5:
-        for _ in range(random.choice((1, 3, 50, 70, 5000))):
+        for _ in range(random.choice((1, 3, 50, 70, 200))):
             parent[key] = [parent[key]] if random.random() < 0.5 else {"a": parent[key]}
     elif kind == 6 and isinstance(parent, dict):
         parent[str(random.choice(STRANGE))] = parent.pop(key)

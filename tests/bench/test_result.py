@@ -9,6 +9,7 @@ from crispseg.bench.result import Latency, ModelCell, OperatorCell, PerPixel, Re
 from crispseg.errors import UserError
 
 numbers = st.floats(0, 1e12) | st.none()
+letters = st.characters(exclude_categories=("Cs",), exclude_characters="\0")  # no file of ours holds a NUL
 cells = st.builds(
     ModelCell,
     size=st.integers(1, 5000),
@@ -17,12 +18,12 @@ cells = st.builds(
     mode=st.just("eager"),
     device=st.just("cpu"),
     status=st.sampled_from(["ok", "wrong", "failed", "out of memory"]),
-    reason=st.text(),
+    reason=st.text(letters),
     latency_ms=st.builds(Latency, st.floats(0, 1e6), st.floats(0, 1e6), st.integers(1, 100)) | st.none(),
     peak_bytes=st.integers(0, 2**50) | st.none(),
     check_error=numbers,
     check_bound=st.just(1e-4),
-    model=st.text(min_size=1),
+    model=st.text(letters, min_size=1),
     throughput=numbers,
     macs=st.integers(0, 2**60) | st.none(),
 )

@@ -24,6 +24,7 @@ import crispseg
 from crispseg.cli.main import VERBS, main, verb_parser
 from crispseg.configs import find_config, find_table
 from crispseg.errors import UserError
+from crispseg.models import registry
 from crispseg.models.base import ModelInfo
 from tests.docs.blocks import ROOT, Block, Command, blocks, commands
 from tests.train import tiny
@@ -85,6 +86,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes minutes by default takes a moment."""
     monkeypatch.setattr("crispseg.train.setup._STEPS", {"cpu": 2, "cuda": 2})
     monkeypatch.setattr("crispseg.train.setup._LARGEST_CROP", {"cpu": 32, "cuda": 32})
+    registry.entries()
+    monkeypatch.setattr(registry, "_ENTRIES", dict(registry._ENTRIES))  # what a block registers is forgotten after it
     monkeypatch.setattr("torch.set_num_threads", lambda count: None)  # two threads on shared cores wait for each other
     monkeypatch.setattr("crispseg.train.setup._MODEL", {"cpu": "crisp_nano", "cuda": "crisp_nano"})
 

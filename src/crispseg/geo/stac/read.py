@@ -118,8 +118,8 @@ def _linked(pystac: Any, word: str, values: dict[str, Any]) -> Iterator[Any]:
                 raise UserError(f"{word} names {href}, a file of this machine; a catalogue from elsewhere may not")
             return _text(href)
 
-        def write_text(self, *_: Any, **__: Any) -> None:
-            raise NotImplementedError
+        def write_text(self, dest: Any, *_: Any, **__: Any) -> None:
+            raise UserError(f"{dest} is not written: catalogues are only read")
 
     kind = pystac.Collection if values["type"] == "Collection" else pystac.Catalog
     catalogue = kind.from_dict(values, href=word, preserve_dict=False)

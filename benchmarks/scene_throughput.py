@@ -32,9 +32,9 @@ from crispseg.models.base import ModelInfo, SegmentationModel
 from crispseg.predict.bands import Pace
 from crispseg.predict.evaluate import Evaluator
 from crispseg.predict.plan import Plan, make_plan
-from crispseg.predict.products import Band, Products
-from crispseg.predict.source import ArraySource
 from crispseg.predict.work import Settings, Work, find_device
+from crispseg.raster.products import Band, Products
+from crispseg.raster.source import ArraySource
 
 RESULTS = Path(__file__).parent / "results" / "scene_throughput.json"
 TITLE = "Speed of whole scenes against the bare model"

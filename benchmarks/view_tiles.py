@@ -32,7 +32,7 @@ from record import record
 from crispseg.geo.grid import Grid
 from crispseg.geo.maps import Legend, MapChoice, write_maps
 from crispseg.outputs import Workplace
-from crispseg.predict.products import Band
+from crispseg.raster.products import Band
 from crispseg.view.app import make_app
 from crispseg.view.scene import Files, Scene
 from crispseg.view.serving import Server

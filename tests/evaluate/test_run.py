@@ -23,8 +23,8 @@ from crispseg.models.base import ModelInfo
 from crispseg.predict import segment
 from crispseg.predict.evaluate import Evaluator
 from crispseg.predict.plan import plan_windows
-from crispseg.predict.source import ArraySource, read_reflected
-from crispseg.predict.source import Window as Place
+from crispseg.raster.source import ArraySource, read_reflected
+from crispseg.raster.source import Window as Place
 from tests.evaluate.conftest import Pairs, total
 from tests.evaluate.toy import COLOURS, MEAN, NAMES, STD, blur_model, colour_model, counted, labels, write_folder
 from tests.fakedata.scenes import erode

@@ -11,7 +11,7 @@ from rasterio.enums import ColorInterp
 
 from crispseg.errors import UserError
 from crispseg.geo.reader import RasterSource, grid_of, open_raster
-from crispseg.predict.source import Window
+from crispseg.raster.source import Window
 from tests.geo.rasters import UTM, random_pixels, write_raster
 
 WHOLE = Window(0, 0, 40, 50)

@@ -7,7 +7,7 @@ from rasterio.enums import ColorInterp
 from crispseg.errors import UserError
 from crispseg.geo.bands import choose_bands
 from crispseg.geo.scenes import Reading, find_scenes, open_scene
-from crispseg.predict.source import Window
+from crispseg.raster.source import Window
 from tests.geo.rasters import UTM, random_pixels, write_raster
 from tests.predict.standins import StandIn
 

@@ -28,7 +28,7 @@ def make_map(folder, compress="deflate"):
     from crispseg.geo.grid import Grid
     from crispseg.geo.maps import MapChoice
     from crispseg.geo.vectorize import vectorize_map
-    from crispseg.predict.products import Band
+    from crispseg.raster.products import Band
 
     classes = np.arange(60)[:, None].repeat(50, 1).astype(np.uint8) // 15
     classes[:5, :5] = 255

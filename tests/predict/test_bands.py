@@ -12,8 +12,8 @@ from crispseg.models.base import ModelInfo
 from crispseg.predict.bands import Pace, finished_bands
 from crispseg.predict.evaluate import CERTAIN, Evaluator
 from crispseg.predict.plan import ONE, make_plan
-from crispseg.predict.products import SURE, Products
-from crispseg.predict.source import ArraySource, Window, read_reflected
+from crispseg.raster.products import SURE, Products
+from crispseg.raster.source import ArraySource, Window, read_reflected
 from tests.predict.standins import StandIn
 
 CPU = torch.device("cpu")

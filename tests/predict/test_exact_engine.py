@@ -82,9 +82,9 @@ def test_only_the_strips_that_are_wanted(model, tmp_path):
     """A resumed run computes again but gives only what its journal lacks, the same bytes."""
     from crispseg.predict.bands import Pace
     from crispseg.predict.plan import make_plan
-    from crispseg.predict.products import Products
-    from crispseg.predict.source import ArraySource
     from crispseg.predict.work import Work
+    from crispseg.raster.products import Products
+    from crispseg.raster.source import ArraySource
 
     pixels = np.moveaxis(random_pixels(3, 100, 40), 0, 2)
     work = Work(

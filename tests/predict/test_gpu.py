@@ -7,8 +7,8 @@ from crispseg.models.base import ModelInfo
 from crispseg.predict.bands import Pace, finished_bands
 from crispseg.predict.evaluate import CERTAIN, Evaluator
 from crispseg.predict.plan import make_plan
-from crispseg.predict.products import Products
-from crispseg.predict.source import ArraySource
+from crispseg.raster.products import Products
+from crispseg.raster.source import ArraySource
 from tests.predict.standins import StandIn
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

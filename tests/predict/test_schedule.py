@@ -7,7 +7,7 @@ import torch
 from crispseg.errors import UserError
 from crispseg.predict.evaluate import Evaluator
 from crispseg.predict.schedule import InBatches, SideBySide, Tile
-from crispseg.predict.source import Pixels
+from crispseg.raster.source import Pixels
 from tests.predict.standins import StandIn
 
 CPU = torch.device("cpu")

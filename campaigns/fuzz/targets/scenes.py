@@ -46,7 +46,7 @@ def _read_scene(path: Path) -> None:
     from tests.predict.standins import StandIn
 
     from crispseg.geo.scenes import Reading, open_scene
-    from crispseg.predict.source import Window, read_reflected
+    from crispseg.raster.source import Window, read_reflected
 
     scene = open_scene(str(path), StandIn(), Reading())
     try:

@@ -38,8 +38,8 @@ from crispseg.evaluate.spectrum import spread
 from crispseg.models.base import SegmentationModel
 from crispseg.models.crisp import CRISP
 from crispseg.predict.evaluate import Evaluator
-from crispseg.predict.source import ArraySource, Window
 from crispseg.predict.work import find_device
+from crispseg.raster.source import ArraySource, Window
 
 
 def analyze(

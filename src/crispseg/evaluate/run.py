@@ -26,9 +26,9 @@ from crispseg.models.base import SegmentationModel
 from crispseg.predict.bands import Pace, finished_bands
 from crispseg.predict.evaluate import Evaluator
 from crispseg.predict.plan import Plan, plan_windows
-from crispseg.predict.products import NODATA, SURE, Products
-from crispseg.predict.source import ArraySource
 from crispseg.predict.work import find_device
+from crispseg.raster.products import NODATA, SURE, Products
+from crispseg.raster.source import ArraySource
 from crispseg.train.distributed import Processes
 
 _BATCH_PIXELS = 1 << 22  # windows of this many pixels together keep an accelerator busy

@@ -10,7 +10,7 @@ from crispseg.metrics import SpectralProbe
 from crispseg.models.base import SegmentationModel
 from crispseg.models.vssd import VSSD
 from crispseg.predict.evaluate import Evaluator
-from crispseg.predict.source import ArraySource, Window
+from crispseg.raster.source import ArraySource, Window
 
 
 def backbone_blocks(model: SegmentationModel) -> dict[str, nn.Module]:

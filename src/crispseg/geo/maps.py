@@ -18,7 +18,7 @@ from crispseg.geo.style import Style, sidecars
 from crispseg.geo.writer import NODATA, MapKind, MapWriter, class_palette
 from crispseg.models.base import SegmentationModel
 from crispseg.outputs import Workplace
-from crispseg.predict.products import SURE, Band
+from crispseg.raster.products import SURE, Band
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,7 @@ from crispseg.geo.regions import Finished, MapRows, find_regions
 from crispseg.geo.sieve import sieved
 from crispseg.geo.style import Style
 from crispseg.geo.writer import explaining_failure
-from crispseg.predict.products import SURE
+from crispseg.raster.products import SURE
 
 ENDINGS = (".gpkg", ".geojson", ".fgb", ".parquet")
 _AT_ONCE = 20_000  # regions written in one go

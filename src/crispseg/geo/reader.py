@@ -18,8 +18,8 @@ from crispseg.geo.gdal import bounded_cache, quiet
 from crispseg.geo.grid import Grid
 from crispseg.geo.store import exists, gdal_name, is_remote
 from crispseg.geo.vrt import vrt_files
-from crispseg.predict.source import Pixels, Window, fill_gaps
-from crispseg.predict.values import some_windows
+from crispseg.raster.source import Pixels, Window, fill_gaps
+from crispseg.raster.values import some_windows
 from crispseg.reading import refuse_special
 
 _LARGEST_CACHE = 768 * 2**20

@@ -18,9 +18,9 @@ from crispseg.geo.reader import RasterSource, open_raster, palette, raster_files
 from crispseg.geo.stac.read import SourceItem, is_catalogue, read_catalogue
 from crispseg.geo.store import gdal_name, is_remote
 from crispseg.models.base import SegmentationModel
-from crispseg.predict import values
-from crispseg.predict.resample import ResampledSource
-from crispseg.predict.source import Source
+from crispseg.raster import values
+from crispseg.raster.resample import ResampledSource
+from crispseg.raster.source import Source
 from crispseg.reading import list_folder
 
 # What is taken from a folder; a file named by itself may have any name.

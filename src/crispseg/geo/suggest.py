@@ -26,8 +26,8 @@ from crispseg.geo.regions import MapRows, find_regions
 from crispseg.geo.style import add_style_to_geopackage
 from crispseg.geo.vectorize import check_fit, read_style
 from crispseg.geo.writer import NODATA
-from crispseg.predict.products import SURE
-from crispseg.predict.source import Window
+from crispseg.raster.products import SURE
+from crispseg.raster.source import Window
 
 LABELS, WINDOWS = "labels", "windows"
 _PARTS = 4  # a window is tried at every fourth of its side

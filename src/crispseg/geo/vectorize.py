@@ -18,7 +18,7 @@ from crispseg.geo.regions import NODATA, MapRows, in_parts
 from crispseg.geo.style import Style
 from crispseg.geo.writer import class_palette
 from crispseg.outputs import claiming, refuse_inputs
-from crispseg.predict.source import Window
+from crispseg.raster.source import Window
 from crispseg.reading import parse_json
 
 _ROWS = 512

@@ -17,9 +17,9 @@ from crispseg.models.base import SegmentationModel
 from crispseg.predict.blend import Blender
 from crispseg.predict.evaluate import Evaluator
 from crispseg.predict.plan import Plan
-from crispseg.predict.products import Band, OpenBand, Products
 from crispseg.predict.schedule import Scored, Tile, scored
-from crispseg.predict.source import Pixels, Source, Window, read_reflected
+from crispseg.raster.products import Band, OpenBand, Products
+from crispseg.raster.source import Pixels, Source, Window, read_reflected
 
 _BYTES_AHEAD = {"cpu": 64 * 2**20, "cuda": 512 * 2**20}  # of tiles that are read and wait for the model
 _MOST_AHEAD = 32

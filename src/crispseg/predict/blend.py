@@ -14,7 +14,7 @@ from torch import Tensor
 
 from crispseg.predict.evaluate import CERTAIN
 from crispseg.predict.plan import ONE, ONE_BITS, Plan
-from crispseg.predict.products import NODATA, SURE, OpenBand, Products
+from crispseg.raster.products import NODATA, SURE, OpenBand, Products
 
 
 class Blender:

@@ -18,8 +18,8 @@ from crispseg.predict.bands import tiles_ahead
 from crispseg.predict.evaluate import Evaluator
 from crispseg.predict.plan import Plan, make_plan
 from crispseg.predict.scene import Request
-from crispseg.predict.source import Window, read_reflected
 from crispseg.predict.work import find_device
+from crispseg.raster.source import Window, read_reflected
 
 _PLENTY = 8 << 30  # bytes; with so much free nothing is tried beforehand
 _SMALL = 512  # side of the tile that tells what a larger one needs

@@ -21,7 +21,7 @@ from crispseg.errors import UserError
 from crispseg.files import replacing, write_json
 from crispseg.outputs import Workplace
 from crispseg.predict.plan import Plan
-from crispseg.predict.products import Band, Products
+from crispseg.raster.products import Band, Products
 
 MOVES = "moves.json"  # written when all files are finished: which of them are ours to put in place
 

@@ -28,8 +28,8 @@ from crispseg.predict.bands import Pace
 from crispseg.predict.engines import Engine
 from crispseg.predict.journal import MOVES, Journal
 from crispseg.predict.plan import Plan, make_plan
-from crispseg.predict.products import Band, Products
 from crispseg.predict.work import Settings, Work, find_device
+from crispseg.raster.products import Band, Products
 
 # Outputs that another run might make under a name of its own; the class map is the journal's.
 _CLAIMED = ("polygons", "confidence", "probabilities", "boundaries")

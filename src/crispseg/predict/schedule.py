@@ -20,7 +20,7 @@ from torch import Tensor
 from crispseg import memory
 from crispseg.errors import UserError
 from crispseg.predict.evaluate import Evaluator
-from crispseg.predict.source import Pixels
+from crispseg.raster.source import Pixels
 
 _BATCH_PIXELS = 2**24  # larger batches no longer speed up an accelerator
 _BATCHES_AHEAD = 2  # handed to an accelerator before the oldest is waited for; bounds the memory they take

@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from crispseg.errors import UserError
 from crispseg.models.base import SegmentationModel
 from crispseg.models.folder import load
-from crispseg.predict import values
 from crispseg.predict.bands import Pace
 from crispseg.predict.engines import find_engine
 from crispseg.predict.evaluate import check_card
 from crispseg.predict.plan import check_tile, make_plan
-from crispseg.predict.products import Products
-from crispseg.predict.source import ArraySource, Source
 from crispseg.predict.work import Settings, Work
+from crispseg.raster import values
+from crispseg.raster.products import Products
+from crispseg.raster.source import ArraySource, Source
 from crispseg.reading import DAMAGE, reason
 
 _FORMATS = ("PNG", "JPEG", "TIFF", "WEBP", "BMP")  # that pillow may try; others run programs

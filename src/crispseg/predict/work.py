@@ -12,8 +12,8 @@ from crispseg.models.base import SegmentationModel
 from crispseg.predict.bands import Pace, finished_bands
 from crispseg.predict.evaluate import Evaluator
 from crispseg.predict.plan import Plan
-from crispseg.predict.products import Band, Products
-from crispseg.predict.source import Source
+from crispseg.raster.products import Band, Products
+from crispseg.raster.source import Source
 
 
 @dataclasses.dataclass(frozen=True)

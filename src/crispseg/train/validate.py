@@ -18,8 +18,8 @@ from crispseg.metrics import BoundaryCounts, ConfusionMatrix, TemperatureFit
 from crispseg.predict.blend import Blender
 from crispseg.predict.evaluate import whole_numbers_
 from crispseg.predict.plan import Plan, plan_windows
-from crispseg.predict.products import Products
-from crispseg.predict.source import reflected
+from crispseg.raster.products import Products
+from crispseg.raster.source import reflected
 from crispseg.train.distributed import Processes
 
 Network = Callable[[Tensor], Tensor]  # raw images (B, bands, h, w) -> logits (B, classes, h, w)

@@ -11,7 +11,7 @@ from crispseg.errors import UserError
 from crispseg.geo.areas import ClassAreas
 from crispseg.geo.reader import explaining_damage, open_raster
 from crispseg.geo.writer import BLOCK, NODATA
-from crispseg.predict.source import Window
+from crispseg.raster.source import Window
 
 if TYPE_CHECKING:
     from crispseg.view.scene import ClassLayer

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from crispseg.errors import UserError
 from crispseg.geo.reader import alpha_band, open_raster, palette
 from crispseg.geo.writer import NODATA
-from crispseg.predict.products import SURE
+from crispseg.raster.products import SURE
 from crispseg.view.counting import Counting
 from crispseg.view.features import Features
 from crispseg.view.legend import Legend, MapClasses, is_class_map, read_classes

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from crispseg.data.classes import IGNORE
 from crispseg.errors import UserError
 from crispseg.geo.labels.layers import Shapes
-from crispseg.predict.source import Window
+from crispseg.raster.source import Window
 
 ORDERS = ("error", "first", "last", "smallest")  # or the name of a field
 

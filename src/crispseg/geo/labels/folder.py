@@ -19,7 +19,7 @@ from crispseg.geo.labels.images import Ortho
 from crispseg.geo.labels.layers import Shapes
 from crispseg.geo.labels.picture import SHOWN, Drawn
 from crispseg.geo.writer import explaining_failure
-from crispseg.predict.source import Pixels, Window
+from crispseg.raster.source import Pixels, Window
 
 STRIP = 512  # rows read, burnt and written at a time
 _BLOCK = 256

@@ -13,7 +13,7 @@ from crispseg.errors import UserError
 from crispseg.geo.bands import band_names, band_number
 from crispseg.geo.grid import Grid
 from crispseg.geo.reader import RasterSource, open_raster, palette
-from crispseg.predict.source import Window
+from crispseg.raster.source import Window
 
 _KEPT_TYPES = ("uint8", "int8", "uint16", "int16", "float32")  # others are written as float32
 _SIMILAR = 1.5  # how far pixel sizes of one data set may differ without a remark

@@ -22,7 +22,7 @@ from crispseg.geo.labels.images import Ortho, common_resolution, open_orthos, wi
 from crispseg.geo.labels.layers import LabelLayer, Shapes, short_crs
 from crispseg.geo.labels.picture import PICTURES, Drawn, draw_labels
 from crispseg.geo.writer import class_palette
-from crispseg.predict.source import Window
+from crispseg.raster.source import Window
 from crispseg.reading import plain_cell
 
 PICTURE = "labels.png"

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Protocol
 
 from crispseg.errors import unknown
-from crispseg.predict.products import Band
 from crispseg.predict.work import Work
+from crispseg.raster.products import Band
 
 ENGINES = ("local", "ray", "exact")
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from crispseg.errors import UserError
 from crispseg.predict.journal import decode, encoded
-from crispseg.predict.products import Band
 from crispseg.predict.work import Work
+from crispseg.raster.products import Band
 
 _TASKS_PER_WORKER = 2  # fewer repeat less of the overlap, more even out the ends
 _RETRIES = 5

@@ -19,9 +19,9 @@ from torch import Tensor
 from crispseg.errors import UserError
 from crispseg.exact import segment_stream
 from crispseg.predict.evaluate import check_card
-from crispseg.predict.products import NODATA, SURE, Band
-from crispseg.predict.source import Window
 from crispseg.predict.work import Work, find_device
+from crispseg.raster.products import NODATA, SURE, Band
+from crispseg.raster.source import Window
 
 _WAITING = 2  # finished bands that may wait to be written
 

@@ -8,7 +8,7 @@ import pytest
 from crispseg import segment
 from crispseg.errors import UserError
 from crispseg.models.base import ModelInfo
-from crispseg.predict.values import unfit
+from crispseg.raster.values import unfit
 from tests.predict.standins import StandIn
 
 BYTES = ModelInfo(mean=(90.0, 100.0, 110.0), std=(40.0, 40.0, 40.0))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from crispseg.errors import UserError
 from crispseg.models.base import ModelInfo
-from crispseg.predict.source import Window
+from crispseg.raster.source import Window
 
 _BRIGHTEST = 255.0  # of 8-bit pixels
 _SHARE = 1.5  # reflectances and other shares are not above it

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from crispseg.predict.resample import ResampledSource
-from crispseg.predict.source import ArraySource, Window
+from crispseg.raster.resample import ResampledSource
+from crispseg.raster.source import ArraySource, Window
 
 
 @pytest.mark.parametrize("size", [(40, 60), (13, 17), (71, 100), (31, 47), (1, 1)])

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crispseg.errors import UserError
-from crispseg.predict.source import ArraySource, Window, fill_gaps, read_reflected, reflected
+from crispseg.raster.source import ArraySource, Window, fill_gaps, read_reflected, reflected
 
 
 @given(st.integers(1, 30), st.integers(0, 80), st.integers(0, 80))

@@ -6,7 +6,7 @@ import torch
 
 from crispseg.errors import UserError
 from crispseg.predict.bands import _finished
-from crispseg.predict.products import NODATA, OpenBand, Products
+from crispseg.raster.products import NODATA, OpenBand, Products
 
 GPU = torch.device("cuda")  # of which only the name is used
 

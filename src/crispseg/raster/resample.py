@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crispseg.predict.source import Pixels, Source, Window
+from crispseg.raster.source import Pixels, Source, Window
 
 
 class ResampledSource:

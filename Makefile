@@ -31,6 +31,7 @@ lint: $(READY)
 	$(BIN)/ruff check src tests benchmarks tools campaigns
 	$(BIN)/ruff format --check src tests benchmarks tools campaigns
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 
 format: $(READY)
 	$(BIN)/ruff check --fix src tests benchmarks tools campaigns
@@ -49,4 +50,4 @@ $(VENV)/.docs-ready: $(READY)
 	touch $@
 
 clean:
-	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

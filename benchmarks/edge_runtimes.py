@@ -25,10 +25,10 @@ import torch
 
 import crispseg
 from crispseg.export.run import export
-from crispseg.export.runtime import open_session
 from crispseg.export.windows import read_windows
 from crispseg.files import write_json, write_text
 from crispseg.metrics import ConfusionMatrix
+from crispseg.models.onnx_file import open_session
 
 Run = Callable[[np.ndarray], np.ndarray]  # raw pixels (1, bands, h, w) -> scores (1, classes, h, w)
 

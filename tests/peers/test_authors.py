@@ -10,10 +10,10 @@ from torch import Tensor
 
 import crispseg.peers  # noqa: F401
 from crispseg.errors import UserError
+from crispseg.models.libraries import import_timm
 from crispseg.models.registry import create_model
 from crispseg.peers.authors import load_authors_checkpoint, our_name
 from crispseg.peers.base import Peer
-from crispseg.peers.encoders import import_timm
 from tests.peers.facts import KEY_FILES, authors_shapes
 
 INDEX = "relative_position_index"

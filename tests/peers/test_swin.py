@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from crispseg.peers.encoders import import_timm
+from crispseg.models.libraries import import_timm
 from crispseg.peers.swin import TINY, Swin, shift_mask
 
 

@@ -45,12 +45,9 @@ class Worker:
             start_new_session=True,
         )
 
-    def train(self, words: Sequence[str], log: Path, together: Sequence[Path] = ()) -> bool:
-        """Whether the process is still there afterwards. `together`: configs of runs that share their batches."""
+    def train(self, task: Mapping[str, Any]) -> bool:
+        """Whether the process is still there afterwards."""
         assert self.process.stdin is not None and self.process.stdout is not None
-        task: dict[str, Any] = {"words": list(words), "log": str(log)}
-        if together:
-            task["together"] = [str(path) for path in together]
         try:
             print(json.dumps(task), file=self.process.stdin, flush=True)
         except BrokenPipeError:
@@ -153,18 +150,14 @@ class Runner:
 
     def _train(self, runs: list[Run]) -> None:
         """The runs of a group; what all of them say goes to the first one's log."""
-        run, shared = runs[0], self._fair_share()
-        begun = _begun(run)
+        run, begun = runs[0], _begun(runs[0])
+        work = {"resume": str(run.folder)} if begun else {"configs": [str(one.config_file) for one in runs]}
         for one in runs:
             if not begun:
                 write_config(one.config, one.config_file)
             self.say(f"{one.title}: {'resumed' if begun else 'started'}, log {run.log}")
         worker = self._take_worker()
-        if len(runs) > 1:
-            lives = worker.train(shared, run.log, [one.config_file for one in runs])
-        else:
-            words = ["--resume", str(run.folder)] if begun else [str(run.config_file)]
-            lives = worker.train([*words, *shared], run.log)
+        lives = worker.train({**work, "words": self._fair_share(), "log": str(run.log)})
         with self._lock:
             self._busy.discard(worker)
             if lives:

@@ -1,9 +1,9 @@
 """A process that trains one run after the other, as it is told on its standard input.
 
 A process of its own for every run would spend longer on starting torch and CUDA than on a short run's steps. Each
-line in is a JSON object, {"words": [...], "log": PATH}: the words of `crisp train`, and where to put what it says; or
-{"together": [CONFIG, ...], "words": [...], "log": PATH}: config files of runs that share their batches, and words for
-all of them. Each line out is the exit status.
+line in is a JSON object, {"configs": [PATH, ...], "words": [...], "log": PATH}: config files of runs, several if they
+share their batches, words for all of them, and where to put what is said; or {"resume": RUN, "words": [...], "log":
+PATH}. Each line out is the exit status.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 
@@ -28,21 +29,25 @@ def serve() -> None:
 
 
 def _train(task: dict[str, Any]) -> int:
-    from crispseg.cli.main import main
     from crispseg.train.config import train_config
-    from crispseg.train.loop import train_together
+    from crispseg.train.loop import resume, train_together
 
-    if "together" not in task:
-        return main(["train", *task["words"]])
-    train_together([train_config(path, task["words"]) for path in task["together"]])
+    if "resume" in task:
+        results = [resume(Path(task["resume"]), task["words"])]
+    else:
+        results = train_together([train_config(path, task["words"]) for path in task["configs"]])
+    print(*(result for result in results if result.finished), sep="\n")
     return 0
 
 
 def _guarded(train: Callable[[], int]) -> int:
+    from crispseg.errors import UserError
+
     try:
         return train()
-    except SystemExit as end:
-        return int(end.code or 0) if not isinstance(end.code, str) else 1
+    except UserError as error:
+        print(f"crisp: {error}", file=sys.stderr)
+        return 1
     except Exception as problem:  # a fault of one run is not the next one's; its last line is what the table shows
         traceback.print_exc()
         print(f"{type(problem).__name__}: {' '.join(str(problem).split())[:300]}", file=sys.stderr)

@@ -22,8 +22,8 @@ from crispseg.bench.operator import operator_error
 from crispseg.bench.result import Cell, ModelCell, Result, Skipped
 from crispseg.bench.settings import DTYPES, Settings
 from crispseg.errors import UserError
-from crispseg.export.runtime import OnnxModel
 from crispseg.models.base import SegmentationModel
+from crispseg.models.onnx_file import OnnxModel
 from crispseg.models.summary import summarize
 from crispseg.models.vssd import NCSSDMixer
 

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 
 from crispseg.errors import UserError
-from crispseg.export.onnx_graph import INPUT
-from crispseg.export.runtime import open_session
 from crispseg.export.windows import Labelled, Windows
 from crispseg.metrics import ConfusionMatrix
+from crispseg.models.onnx_card import INPUT
+from crispseg.models.onnx_file import open_session
 
 if TYPE_CHECKING:
     import onnx

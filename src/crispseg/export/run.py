@@ -15,10 +15,11 @@ from torch import Tensor
 
 from crispseg import config as configs
 from crispseg.errors import UserError, unknown
-from crispseg.export import metadata, onnx_graph, packages, verify
+from crispseg.export import onnx_graph, packages, verify
 from crispseg.export.capture import Size, capture
 from crispseg.export.deployed import HEADS, Deployed, Head, deploy
 from crispseg.files import replacing
+from crispseg.models import onnx_card
 from crispseg.models.base import SegmentationModel
 
 FORMATS = ("onnx", "pt2", "aoti")
@@ -185,14 +186,14 @@ def _check(answer: verify.Answer, model: SegmentationModel, choice: Choice, say:
 
 def _write_program(model: SegmentationModel, aside: Path, choice: Choice, say: Say) -> tuple[list[verify.Check], Any]:
     program = _captured(model, choice, say)
-    card = metadata.write_metadata(_card(model, choice))
+    card = onnx_card.write_metadata(_card(model, choice))
     say("compiling it" if choice.format == "aoti" else "writing it")
     save = packages.save_compiled if choice.format == "aoti" else packages.save_program
-    return _check(save(program, aside, {metadata.KEY: card[metadata.KEY]}), model, choice, say), None
+    return _check(save(program, aside, {onnx_card.KEY: card[onnx_card.KEY]}), model, choice, say), None
 
 
-def _card(model: SegmentationModel, choice: Choice) -> metadata.Card:
-    return metadata.card_of(
+def _card(model: SegmentationModel, choice: Choice) -> onnx_card.Card:
+    return onnx_card.card_of(
         model,
         output=choice.output,
         precision=choice.precision,
@@ -207,7 +208,7 @@ def _write_onnx(model: SegmentationModel, aside: Path, choice: Choice, say: Say)
     windows = _windows(model, choice) if choice.precision == "int8" else None  # before the long part
     program = _captured(model, choice, say)
     say("translating it to ONNX")
-    entries = metadata.write_metadata(_card(model, choice))
+    entries = onnx_card.write_metadata(_card(model, choice))
     try:
         graph = onnx_graph.to_onnx(program, choice.output, entries)
     except torch.onnx.OnnxExporterError as error:
@@ -245,11 +246,11 @@ def _with_metadata(graph: Any, entries: dict[str, str]) -> bytes:
 
 
 def _onnx_answer(content: bytes) -> verify.Answer:
-    from crispseg.export.runtime import open_session
+    from crispseg.models.onnx_file import open_session
 
     session = open_session(content, "the exported model", torch.get_num_threads())
 
     def answer(image: Tensor) -> Tensor:
-        return torch.from_numpy(session.run(None, {onnx_graph.INPUT: image.numpy()})[0])
+        return torch.from_numpy(session.run(None, {onnx_card.INPUT: image.numpy()})[0])
 
     return answer

@@ -10,15 +10,12 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from crispseg.models.layers import BatchNorm2d
-from crispseg.peers.encoders import NormAct
-
-_NORMS = (nn.BatchNorm2d, BatchNorm2d, NormAct)
 _SIDE = 64  # of the image a model is followed with
 
 
 def fold_batchnorms(model: nn.Module, bands: int) -> int:
-    """Fold them in place, in a model in evaluation mode; returns how many were folded.
+    """Fold them in place, in a model in evaluation mode; returns how many were folded. torch's own are, and those
+    that say by a method `once_folded` what is to stay in their place.
 
     The model is run once to see which BatchNorm reads which convolution: only where the convolution runs once and
     nothing else reads its output may the two become one.
@@ -28,8 +25,16 @@ def fold_batchnorms(model: nn.Module, bands: int) -> int:
     for conv, norm in pairs:
         _fold(conv, norm)
         parent, _, child = names[norm].rpartition(".")
-        setattr(model.get_submodule(parent), child, norm.act if isinstance(norm, NormAct) else nn.Identity())
+        setattr(model.get_submodule(parent), child, _rest(norm))
     return len(pairs)
+
+
+def _folds(module: nn.Module) -> bool:
+    return type(module) is nn.BatchNorm2d or hasattr(module, "once_folded")
+
+
+def _rest(norm: Any) -> nn.Module:
+    return norm.once_folded() if hasattr(norm, "once_folded") else nn.Identity()
 
 
 def _fold(conv: nn.Conv2d, norm: nn.BatchNorm2d) -> None:
@@ -62,7 +67,7 @@ def _pairs(model: nn.Module, bands: int) -> list[tuple[nn.Conv2d, nn.BatchNorm2d
     for module in model.modules():
         if type(module) is nn.Conv2d:
             hooks.append(module.register_forward_hook(after_conv))
-        elif type(module) in _NORMS and module.running_mean is not None:
+        elif _folds(module) and module.running_mean is not None:
             hooks.append(module.register_forward_pre_hook(before_norm))
     weight = next(model.parameters())
     with torch.no_grad(), uses:

@@ -35,7 +35,7 @@ def register_network(name: str, build: Build, *, multiple: int = 1, summary: str
         raise UserError(f"image sides are filled up to a multiple of at least 1, not {multiple}")
 
     def wrapped(num_classes: int, in_channels: int, **options: Any) -> SegmentationModel:
-        from crispseg.peers.encoders import mend_torchvision
+        from crispseg.models.libraries import mend_torchvision
 
         mend_torchvision()
         return Adapted(build(num_classes=num_classes, in_channels=in_channels, **options), multiple)

@@ -87,7 +87,7 @@ def _build(saved: SavedModel, held: Mapping[str, Held], path: Path) -> Segmentat
 
 
 def _load_onnx(path: str | os.PathLike[str], num_classes: int | None) -> SegmentationModel:
-    from crispseg.export.runtime import load_onnx
+    from crispseg.models.onnx_file import load_onnx
 
     model = load_onnx(path)
     _check_classes(model.num_classes, num_classes, path)

@@ -29,6 +29,10 @@ class BatchNorm2d(nn.BatchNorm2d):
             y = super().forward(input)
         return torch.relu(y) if relu else y
 
+    def once_folded(self) -> nn.Module:
+        """What is left to do where a convolution before it has taken it over; says that this may happen."""
+        return nn.Identity()
+
     def _is_usual(self) -> bool:
         return self.affine and self.track_running_stats and self.momentum is not None
 

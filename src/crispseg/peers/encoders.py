@@ -1,49 +1,13 @@
-"""Encoders that timm builds, with fresh weights: ResNet-18, EfficientNet-B3, ConvNeXt-B; and timm's import."""
+"""Encoders that timm builds, with fresh weights: ResNet-18, EfficientNet-B3, ConvNeXt-B."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import sys
-from functools import cache
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from crispseg.models.layers import BatchNorm2d
-
-
-@cache
-def import_timm() -> Any:
-    """timm, also where torchvision's compiled part cannot load (a CUDA build of it beside a CPU build of torch)."""
-    mend_torchvision()
-    return importlib.import_module("timm")
-
-
-@cache
-def mend_torchvision() -> None:
-    """Let torchvision be imported, where it is installed.
-
-    Beside another build of torch it stops at two operators nobody here calls; declaring them lets it go on.
-    """
-    if importlib.util.find_spec("torchvision") is None:
-        return
-    try:
-        importlib.import_module("torchvision")
-    except RuntimeError as error:
-        if "torchvision::nms" not in str(error):
-            raise
-        _forget("torchvision")
-        signature = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-        torch.library.define("torchvision::nms", signature)
-        torch.library.define("torchvision::qnms", signature)
-
-
-def _forget(package: str) -> None:
-    """Drop a half-imported package, so that the next import starts from its beginning."""
-    for name in [n for n in sys.modules if n == package or n.startswith(f"{package}.")]:
-        del sys.modules[name]
+from crispseg.models.libraries import import_timm
 
 
 def timm_features(name: str, in_channels: int, indices: tuple[int, ...], **options: Any) -> nn.Module:
@@ -79,6 +43,9 @@ class NormAct(BatchNorm2d):
 
     def forward(self, input: Tensor, relu: bool = False) -> Tensor:
         return self.act(super().forward(input, relu))
+
+    def once_folded(self) -> nn.Module:
+        return self.act
 
 
 def _allow_batch_of_one(encoder: nn.Module) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from crispseg.models.layers import to_channels_first, to_channels_last
-from crispseg.peers.encoders import import_timm
+from crispseg.models.libraries import import_timm
 
 PATCH = 4
 MASKED = -100.0  # added to the logits between tokens that only meet because of the shift

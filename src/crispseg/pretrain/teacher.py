@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from crispseg.errors import UserError
-from crispseg.peers.encoders import import_timm
+from crispseg.models.libraries import import_timm
 from crispseg.pretrain.config import TeacherConfig
 
 # ImageNet's, in 8 bits: what teachers expect, and near enough to any imagery's

@@ -8,7 +8,7 @@ import onnxruntime
 import pytest
 
 from crispseg.errors import UserError
-from crispseg.export.metadata import KEY, card_of, read_metadata, write_metadata
+from crispseg.models.onnx_card import KEY, card_of, read_metadata, write_metadata
 from tests.export.conftest import CARD, small_model
 
 

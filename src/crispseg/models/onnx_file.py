@@ -15,9 +15,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from crispseg.errors import UserError
-from crispseg.export.metadata import read_metadata
-from crispseg.export.onnx_graph import INPUT
 from crispseg.models.base import SegmentationModel
+from crispseg.models.onnx_card import INPUT, read_metadata
 from crispseg.reading import reason, require_file
 
 

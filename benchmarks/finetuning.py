@@ -4,9 +4,11 @@
     --seeds 0 1 2 --steps 1000 --slots 6 --minutes 5
   python benchmarks/finetuning.py DATA OUT --report             only make the tables from what is in OUT
 
-DATA holds vaihingen_fragment, potsdam_fragment, dubai and nz_buildings. A job is one data set and one seed: all its
-models train side by side on the same batches, scratch and fine-tuned alike, so the differences are paired. Jobs run in
-slots, seed by seed, until all are done or the time is over; what failed or was cut short is left out, and said.
+`--backbone crisp_tiny:half=FOLDER` adds a start under a name of its own, beside the first; --scratch-steps 0 leaves
+scratch out. DATA holds vaihingen_fragment, potsdam_fragment, dubai and nz_buildings. A job is one data set and one
+seed: all its models train side by side on the same batches, scratch and fine-tuned alike, so the differences are
+paired. Jobs run in slots, seed by seed, until all are done or the time is over; what failed or was cut short is left
+out, and said.
 Writes OUT/finetuning.json and OUT/finetuning.md.
 """
 
@@ -48,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--crop", type=int, default=256)
     parser.add_argument("--lr", default="6e-4")
     parser.add_argument("--words", nargs="*", default=[], help="more key=value words of the fine-tuned runs alone")
+    parser.add_argument("--all-words", nargs="*", default=[], help="more key=value words of all runs")
     parser.add_argument("--slots", type=int, default=6, help="jobs at a time (%(default)s)")
     parser.add_argument("--minutes", type=float, default=60, help="then what still runs is stopped (%(default)s)")
     parser.add_argument("--report", action="store_true")
@@ -92,13 +95,11 @@ def run_job(args: argparse.Namespace, name: str, seed: int) -> int:
     from crispseg.train.loop import train_together
 
     together, alone = [], []
-    for word in args.backbone:
-        model, _, weights = word.partition("=")
-        for start in (SCRATCH, weights):
-            steps = args.scratch_steps if start == SCRATCH and args.scratch_steps else args.steps
-            words = run_words(args, name, seed, model, start, steps)
-            config = config_from({}, [*words, *(args.words if start != SCRATCH else [])])
-            (alone if steps != args.steps else together).append(config)
+    for model, start, kind in starts(args.backbone, scratch=args.scratch_steps != 0):
+        steps = args.scratch_steps if start == SCRATCH and args.scratch_steps else args.steps
+        words = run_words(args, name, seed, model, start, f"{kind}{steps}", steps)
+        config = config_from({}, [*words, *(args.words if start != SCRATCH else [])])
+        (alone if steps != args.steps else together).append(config)
     for configs in ([together] if together else []) + [[config] for config in alone]:
         done = [config for config in configs if not (Path(str(config.out)) / "result.json").exists()]
         if done:
@@ -106,15 +107,28 @@ def run_job(args: argparse.Namespace, name: str, seed: int) -> int:
     return 0
 
 
-def run_words(args: argparse.Namespace, name: str, seed: int, model: str, start: str, steps: int) -> list[str]:
+def starts(backbones: Sequence[str], scratch: bool) -> list[tuple[str, str, str]]:
+    """Model, weights and what the start is called; of each model scratch comes first, once."""
+    made: list[tuple[str, str, str]] = []
+    for word in backbones:
+        named, _, weights = word.partition("=")
+        model, _, label = named.partition(":")
+        if scratch and (model, SCRATCH, "scratch") not in made:
+            made.append((model, SCRATCH, "scratch"))
+        made.append((model, weights, label or "tuned"))
+    return made
+
+
+def run_words(
+    args: argparse.Namespace, name: str, seed: int, model: str, start: str, kind: str, steps: int
+) -> list[str]:
     folder, protocol, bands = SETS[name]
-    kind = "scratch" if start == SCRATCH else "tuned"
-    out = args.out / "runs" / f"{name.replace(' ', '-')}_{model}_{kind}{steps}_seed{seed}"
+    out = args.out / "runs" / f"{name.replace(' ', '-')}_{model}_{kind}_seed{seed}"
     return [
         f"data={args.data / folder}", f"data.protocol={protocol}", f"data.bands={bands}", f"model={model}",
         f"model.weights={start}", f"optimizer.lr={args.lr}", f"schedule.steps={steps}", f"batch_size={args.batch}",
         f"crop={args.crop}", "ema=0.99", f"seed={seed}", "samples=0", "log_every=50", "val_every=1000000",
-        "save_every=1000000", "workers=3", f"out={out}",
+        "save_every=1000000", "workers=3", f"out={out}", *args.all_words,
     ]  # fmt: skip
 
 
@@ -148,7 +162,7 @@ def summary(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     sets = sorted({run["set"] for run in runs})
     for model in models:
         kinds = sorted({run["kind"] for run in runs if run["model"] == model})
-        for tuned in [kind for kind in kinds if kind.startswith("tuned")]:
+        for tuned in [kind for kind in kinds if not kind.startswith("scratch")]:
             for scratch in [kind for kind in kinds if kind.startswith("scratch")]:
                 gains: list[float] = []
                 for name in sets:

@@ -20,6 +20,7 @@ from crispseg.errors import UserError, unknown
 from crispseg.files import explaining, flush_to_disk
 
 EXISTING = ("refuse", "skip", "replace")
+LOCK = ".lock"  # of a folder that one run at a time may fill
 _OURS = re.compile(r"lock|job\.json|moves\.json|band-\d+\.z|making-.+|\..+\.part")
 _LAST = ("moves.json", "job.json", "lock")  # removed last and in this order: a run killed in between still knows
 
@@ -35,6 +36,7 @@ def check_existing(
     minor: Iterable[Path] = (),
     there: Callable[[Path], bool] = there,
     name: Callable[[Path], str] = str,
+    hint: str = "remove, or say --existing replace",
 ) -> bool:
     """Whether to go on. Refuses what is there, or says to skip when all is there (but what is `minor`).
 
@@ -52,11 +54,11 @@ def check_existing(
     names = " and ".join(map(name, found))
     verb = "are" if len(found) > 1 else "is"
     if existing == "refuse":
-        raise UserError(f"{names} {verb} there already; remove, or say --existing replace")
+        raise UserError(f"{names} {verb} there already; {hint}")
     missing = [name(path) for path in paths if not there(path) and path not in set(minor)]
     if missing:
         lacking = " and ".join(missing)
-        raise UserError(f"{names} {verb} there already, but not {lacking}; remove, or say --existing replace")
+        raise UserError(f"{names} {verb} there already, but not {lacking}; {hint}")
     return False
 
 
@@ -90,7 +92,7 @@ class Workplace:
     def making(self, name: str) -> Path:
         """Where the unfinished file `name` is written; nothing is there, whatever a killed run left."""
         path = self.folder / f"making-{name}"
-        path.unlink(missing_ok=True)
+        _remove(path)
         return path
 
     def names(self) -> Iterator[Path]:
@@ -141,6 +143,23 @@ def claiming(targets: Iterable[Path]) -> Iterator[dict[Path, Workplace]]:
             place.release()
 
 
+@contextlib.contextmanager
+def making(target: Path, existing: str) -> Iterator[Path]:
+    """Where to write one output; it takes its name when the block ends without error.
+
+    Unless `existing` is replace, a file of that name is refused, also one that came up meanwhile.
+    """
+    check_existing([target], "replace" if existing == "replace" else "refuse")
+    with claiming([target]) as places:
+        aside = places[target].making(target.name)
+        try:
+            with explaining(target):
+                yield aside
+            put_in_place(aside, target, existing)
+        finally:
+            places[target].remove()
+
+
 def put_in_place(made: Path, target: Path, existing: str) -> None:
     """Give a finished file its name. Unless `existing` is replace, a file that came up meanwhile is not touched.
 
@@ -176,13 +195,13 @@ def _linked(made: Path, target: Path) -> bool:
 def only_one(folder: Path, doing: str) -> Iterator[None]:
     """Hold a folder of ours (of a training run, of a prepared data set): no second run may write there meanwhile."""
     with explaining(folder):
-        lock = _lock(folder / ".lock", f"another run is {doing} {folder}; wait for it or choose another folder")
+        lock = _lock(folder / LOCK, f"another run is {doing} {folder}; wait for it or choose another folder")
     try:
         yield
     finally:
         if lock is not None:
             with contextlib.suppress(OSError):
-                (folder / ".lock").unlink(missing_ok=True)
+                (folder / LOCK).unlink(missing_ok=True)
             lock.close()
 
 

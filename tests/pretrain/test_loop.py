@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -12,8 +13,11 @@ from torch import nn
 
 from crispseg.errors import UserError
 from crispseg.models.backbone_folder import is_backbone_folder, load_backbone, read_backbone
+from crispseg.outputs import only_one
 from crispseg.pretrain import loop
 from crispseg.pretrain.config import config_from
+from crispseg.pretrain.pictures import Pictures
+from crispseg.pretrain.sources import open_source
 from crispseg.train.log import read_metrics
 from tests.pretrain import toys
 
@@ -142,3 +146,36 @@ def test_words_change_a_config(folders):
     assert (config.model.name, config.model.options) == ("vssd_tiny", {"fusion": "raw"})
     assert (config.schedule.steps, config.schedule.epochs, config.schedule.decay) == (7, None, "cosine")
     assert config.sets[0].path == str(folders) and config.optimizer.lr == 1e-3
+
+
+def test_one_run_at_a_time_and_only_on_what_it_began_with(tmp_path, monkeypatch):
+    data, out = toys.class_folders(tmp_path / "stripes"), tmp_path / "run"
+    config = config_from(toys.settings(out, {"path": str(data)}, schedule={"steps": 3}))
+    monkeypatch.setattr(loop.Pretrainer, "_asked_to_stop", lambda self: self.done == 1)
+    loop.pretrain(config, quiet=True)
+    with only_one(out, "training"), pytest.raises(UserError, match="another run is training"):
+        loop.resume(out)
+    with pytest.raises(UserError, match="crisp pretrain --resume"):
+        loop.pretrain(config)
+    one, other = (data / "kind0" / name for name in ("p0.png", "p1.png"))
+    kept = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    with pytest.raises(UserError, match=r"not what this run began with: stripes/kind0 has changed"):
+        loop.resume(out)
+    one.write_bytes(kept)
+    assert loop.resume(out, quiet=True).finished
+
+
+def test_pictures_in_a_cache_are_those_of_the_files(tmp_path):
+    data = toys.class_folders(tmp_path / "stripes")
+
+    def held():
+        pictures = Pictures(open_source(data, labelled=True, side=32)[0], 32)
+        pictures.hold(torch.device("cpu"), tmp_path / "cache")
+        return pictures.held
+
+    before = held()
+    assert torch.equal(held(), before)
+    for number in range(12):
+        shutil.copy(data / "kind1" / f"p{number}.png", data / "kind0")
+    assert not torch.equal(held(), before), "the files changed, and no name did"

@@ -15,7 +15,7 @@ from PIL import Image
 
 from crispseg.errors import UserError
 from crispseg.evaluate.opening import open_data, open_model
-from crispseg.train import loop
+from crispseg.train import loop, run_folder
 from crispseg.train.config import config_from
 from crispseg.train.log import read_metrics
 from tests.train import tiny
@@ -253,3 +253,22 @@ def test_a_config_that_leaves_choices_open(tmp_path, monkeypatch):
     path.write_text(path.read_text().replace("batch_size: 4", "batch_size: null"))
     with pytest.raises(UserError, match=r"config\.yaml is damaged: it does not say batch_size"):
         loop.resume(out)
+
+
+def test_a_run_that_could_not_begin_may_be_begun_there_again(tmp_path, monkeypatch):
+    folder = tiny.make_folder(tmp_path / "data")
+    config = config_from(tiny.settings(folder, tmp_path / "run"))
+
+    def full(*args):
+        raise UserError("no space left")
+
+    monkeypatch.setattr(run_folder, "write_config", full)
+    with pytest.raises(UserError, match="no space"):
+        loop.train(config)
+    assert not list((tmp_path / "run").iterdir()), "an orderly end leaves nothing"
+    for name in (".lock", "data.json", "environment.json"):  # as a kill does
+        (tmp_path / "run" / name).write_text("")
+    assert run_folder.new_run_folder(str(tmp_path / "run"), "data", "model") == tmp_path / "run"
+    (tmp_path / "run" / ".lock").unlink()
+    with pytest.raises(UserError, match="holds data.json, which a run would write over"):
+        loop.train(config)

@@ -85,9 +85,14 @@ def report(table: Table, plan: Plan, store: Store, timings: Timings | None) -> s
     found = find(table, plan, store, timings)
     drawn = [] if timings is None else _draw(found, timings)
     markdown = as_markdown(found) + "".join(f"\n![{table.title}]({name})\n" for name in drawn)
-    write_text(plan.out / f"{table.name}.md", markdown)
-    write_json(result_file(table, plan.out), as_values(found))
+    text, values = table_files(table, plan.out)
+    write_text(text, markdown)
+    write_json(values, as_values(found))
     return markdown
+
+
+def table_files(table: Table, out: Path) -> tuple[Path, Path]:
+    return out / f"{table.name}.md", result_file(table, out)
 
 
 def result_file(table: Table, out: Path) -> Path:

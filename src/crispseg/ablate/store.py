@@ -12,6 +12,7 @@ from crispseg.ablate.identity import default_description, same
 from crispseg.ablate.plan import Run
 from crispseg.errors import UserError
 from crispseg.files import write_json
+from crispseg.outputs import check_existing
 from crispseg.reading import read_json
 from crispseg.train.run_folder import read_result
 
@@ -52,6 +53,12 @@ class Store:
                     f"{self.path} is not a file that `crisp ablate` wrote ({error}); move it away"
                 ) from error
             self.runs, self.failed = {name: {**entry} for name, entry in values["runs"].items()}, values["failed"]
+
+    def begin(self, tables: Iterable[Path]) -> None:
+        """Take the folder: with a results.json it is ours, and without one no file of a table's name may be there."""
+        if not self.path.exists():
+            check_existing(tables, "refuse", hint="choose another --out, or move it away")
+            self._write()
 
     def collect(self, runs: Iterable[Run]) -> None:
         """Take in the results of run folders that are not here yet."""

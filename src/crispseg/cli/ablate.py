@@ -46,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     from crispseg.ablate.plan import make_plan, read_data_sets
+    from crispseg.ablate.report import table_files
     from crispseg.ablate.store import Store
     from crispseg.ablate.table import read_table
     from crispseg.cli.printer import Printer
@@ -72,6 +73,7 @@ def run(args: argparse.Namespace) -> None:
     except OSError as error:
         raise UserError(f"cannot make the folder {args.out}: {error.strerror}; choose another with --out") from error
     with only_one(args.out, "filling"):
+        store.begin([place for table in tables for place in table_files(table, args.out)])
         _run_and_report(args, plan, store, out)
 
 

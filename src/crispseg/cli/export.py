@@ -12,7 +12,10 @@ The input is pixel values as they stand in the file, float32 (N, bands, H, W): n
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from crispseg.cli.existing import add_existing
 
 if TYPE_CHECKING:
     from crispseg.export.run import Exported
@@ -41,17 +44,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--protocol", help="int8: of the folder, e.g. dubai/own5 (default its own)")
     add("--max-loss", type=float, default=5.0, metavar="POINTS", help="int8: mIoU it may lose (default %(default)g)")
+    add_existing(parser, ("refuse", "replace"))
 
 
 def run(args: argparse.Namespace) -> int:
     from crispseg.cli.printer import Printer
     from crispseg.evaluate.opening import open_model
     from crispseg.export.run import export
+    from crispseg.outputs import check_existing
 
     out = Printer.of(args)
     choice = _choice(args)
+    check_existing([Path(args.output_file)], args.existing)
     model = open_model(args.model).model
-    made = export(model, args.output_file, say=out.say, **choice)
+    made = export(model, args.output_file, say=out.say, existing=args.existing, **choice)
     out.result(_values(made), _summary(made))
     return 0
 

@@ -139,7 +139,12 @@ def _prepare_vector(args: argparse.Namespace) -> int:
     with _bar(out.quiet) as bar:
         task = bar.add_task("labels", total=None)
         manifest = prepare_vector(
-            args.image, choice, args.out, out.warn, lambda done, total: bar.update(task, completed=done, total=total)
+            args.image,
+            choice,
+            args.out,
+            out.warn,
+            lambda done, total: bar.update(task, completed=done, total=total),
+            args.existing,
         )
     keys = ("classes", "bands", "resolution", "histogram")
     values = {"out": args.out, **{key: manifest[key] for key in keys}, "images": len(manifest["images"])}
@@ -156,7 +161,7 @@ def _bar(quiet: bool) -> Any:
 
 
 def _vector_summary(out: str, manifest: dict[str, Any]) -> str:
-    from crispseg.geo.labels.vector import PICTURE
+    from crispseg.geo.labels.place import PICTURE
 
     pixels = sum(entry["width"] * entry["height"] for entry in manifest["images"])
     counts = manifest["histogram"]["full"]

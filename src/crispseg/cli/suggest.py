@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import argparse
 
+from crispseg.cli.existing import add_existing
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("map", metavar="MAP", help="a class map made by crisp predict --confidence")
@@ -18,13 +20,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--count", type=int, default=20, metavar="N", help="how many windows (%(default)s)")
     parser.add_argument("--side", type=int, default=512, metavar="PX", help="side of a window (%(default)s)")
     parser.add_argument("--confidence", metavar="FILE", help="the confidence map (default MAP_confidence.tif)")
+    add_existing(parser, ("refuse", "replace"))
 
 
 def run(args: argparse.Namespace) -> None:
     from crispseg.cli.printer import Printer
     from crispseg.geo.suggest import suggest
 
-    target, chosen = suggest(args.map, args.confidence, args.count, args.side, args.output)
+    target, chosen = suggest(args.map, args.confidence, args.count, args.side, args.output, args.existing)
     lines = [
         f"{number:>4}  row {w.top:<6} column {w.left:<6} confidence {100 * (w.confidence or 0):5.1f} %"
         for number, w in enumerate(chosen, 1)

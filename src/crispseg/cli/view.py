@@ -17,8 +17,10 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from crispseg.cli.existing import add_existing
 from crispseg.errors import UserError
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, default=0, metavar="N", help="default 0: any free one")
     parser.add_argument("--host", default="127.0.0.1", help="listen elsewhere too, e.g. 0.0.0.0 (default %(default)s)")
     parser.add_argument("--no-open", action="store_true", help="do not open the browser")
+    add_existing(parser, ("refuse", "replace"))
 
 
 def run(args: argparse.Namespace) -> None:
@@ -51,11 +54,10 @@ def run(args: argparse.Namespace) -> None:
         from crispseg.view.app import make_app
         from crispseg.view.scene import Scene
 
-        scene = Scene(_files(args))
         if args.save is not None:
-            _save(scene, args.save, out)
+            _save(args, out)
             return
-        app = make_app([scene])
+        app = make_app([Scene(_files(args))])
     from crispseg.view.guard import is_loopback
     from crispseg.view.serving import Server, show
 
@@ -80,12 +82,18 @@ def _files(args: argparse.Namespace) -> Files:
     return Files(maps, image, args.confidence, args.truth, args.polygons)
 
 
-def _save(scene: Any, path: str, out: Printer) -> None:
+def _save(args: argparse.Namespace, out: Printer) -> None:
+    from crispseg.outputs import check_existing, refuse_inputs
     from crispseg.view.save import save_page
+    from crispseg.view.scene import Scene
 
+    path = args.save
     if not path.lower().endswith((".html", ".htm")):
         raise UserError(f"--save writes a page: name it .html, not {path}")
-    size = save_page(scene, path)
+    given = (args.what, *args.others, args.confidence, args.truth, args.polygons)
+    refuse_inputs([Path(path)], filter(None, given))
+    check_existing([Path(path)], args.existing)
+    size = save_page(Scene(_files(args)), path, args.existing)
     out.result({"page": path, "bytes": size}, f"{path}: {size / 2**20:.1f} MiB, needs nothing else")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import itertools
 import json
 import os
 import re
@@ -47,15 +48,10 @@ def reserved(wanted: str | None, label: str, first: bool) -> Iterator[Path]:
 
     It is removed again when nothing came of it. Only the `first` process makes it.
     """
-    folder = Path(wanted) if wanted is not None else _next_free(Path("reports"), label)
     if not first:
-        yield folder
+        yield Path(wanted) if wanted is not None else Path("reports") / label  # written to by the first alone
         return
-    check_free(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make the report folder {folder}: {error.strerror}; choose another place") from error
+    folder = _make_folder(wanted, label)
     try:
         yield folder
     finally:
@@ -65,11 +61,22 @@ def reserved(wanted: str | None, label: str, first: bool) -> Iterator[Path]:
                 folder.parent.rmdir()
 
 
-def _next_free(parent: Path, label: str) -> Path:
-    number = 1
-    while (folder := parent / f"{label}-{number}").exists():
-        number += 1
-    return folder
+def _make_folder(wanted: str | None, label: str) -> Path:
+    """The folder that is wanted, or one of the next free number, which no other report that begins now gets too."""
+    if wanted is not None:
+        check_free(wanted)
+    for number in itertools.count(1):
+        folder = Path(wanted) if wanted is not None else Path("reports") / f"{label}-{number}"
+        try:
+            folder.mkdir(parents=True, exist_ok=wanted is not None)
+        except OSError as error:
+            if wanted is None and folder.is_dir():
+                continue
+            raise UserError(
+                f"cannot make the report folder {folder}: {error.strerror}; choose another place"
+            ) from error
+        return folder
+    raise AssertionError("numbers do not end")
 
 
 def check_free(out: str | os.PathLike[str]) -> None:

@@ -18,9 +18,9 @@ from crispseg.errors import UserError, unknown
 from crispseg.export import onnx_graph, packages, verify
 from crispseg.export.capture import Size, capture
 from crispseg.export.deployed import HEADS, Deployed, Head, deploy
-from crispseg.files import replacing
 from crispseg.models import onnx_card
 from crispseg.models.base import SegmentationModel
+from crispseg.outputs import making
 
 FORMATS = ("onnx", "pt2", "aoti")
 PRECISIONS = ("float32", "float16", "int8")
@@ -65,6 +65,7 @@ def export(
     path: str | os.PathLike[str],
     *,
     say: Say | None = None,
+    existing: str = "refuse",
     **choice: Any,
 ) -> Exported:
     """Write a model as a file for other programs.
@@ -78,6 +79,7 @@ def export(
         model: A model, the folder of a saved one, or a shipped model's name.
         path: The file: its ending, `.onnx` or `.pt2`, says which kind.
         say: Is told what is being done.
+        existing: When the file is there already: `refuse` or `replace`.
         choice: Fields of `Choice`: size, output, precision and more.
 
     Returns:
@@ -93,7 +95,7 @@ def export(
         raise UserError("this model is an exported file already; export the model it was made from")
     start = time.monotonic()
     tell = say or (lambda _: None)
-    with replacing(target) as aside:
+    with making(target, existing) as aside:
         checks, loss = (_write_onnx if chosen.format == "onnx" else _write_program)(model, aside, chosen, tell)
         size = aside.stat().st_size
     return Exported(str(target), chosen, size, time.monotonic() - start, tuple(checks), loss)

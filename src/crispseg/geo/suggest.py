@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crispseg.errors import UserError
-from crispseg.files import replacing
 from crispseg.geo.gdal import bounded_cache
 from crispseg.geo.grid import Grid
 from crispseg.geo.reader import explaining_damage, grid_of, open_raster
@@ -26,6 +25,7 @@ from crispseg.geo.regions import MapRows, find_regions
 from crispseg.geo.style import add_style_to_geopackage
 from crispseg.geo.vectorize import check_fit, read_style
 from crispseg.geo.writer import NODATA
+from crispseg.outputs import making, refuse_inputs, there
 from crispseg.raster.products import SURE
 from crispseg.raster.source import Window
 
@@ -45,22 +45,34 @@ class Chosen(NamedTuple):
 
 
 def suggest(
-    class_map: str, confidence: str | None = None, count: int = 20, side: int = 512, out: str | None = None
+    class_map: str,
+    confidence: str | None = None,
+    count: int = 20,
+    side: int = 512,
+    out: str | None = None,
+    existing: str = "refuse",
 ) -> tuple[Path, list[Chosen]]:
-    """Write the `count` least certain windows of a map, none over another, beside it or to `out`."""
+    """Write the `count` least certain windows of a map, none over another, beside it or to `out`.
+
+    `existing` says what to do when that file is there already: refuse or replace.
+    """
     if count < 1 or side < 8:
         raise UserError(f"at least one window of 8 px is needed, not {count} of {side} px")
     target = Path(out) if out is not None else Path(class_map).with_name(f"{Path(class_map).stem}_windows.gpkg")
     if target.suffix.lower() != ".gpkg":
         raise UserError(f"windows are written to a .gpkg file, which holds both layers, not {target}")
-    if target.exists():
-        raise UserError(f"{target} is there already, perhaps with corrections; choose another name with -o")
+    if there(target) and existing != "replace":
+        raise UserError(
+            f"{target} is there already, perhaps with corrections; choose another name with -o, or say "
+            "--existing replace"
+        )
     sure = confidence or _beside(class_map)
+    refuse_inputs([target], [class_map, sure])
     check_fit(class_map, sure)
     chosen = least_certain(sure, count, side)
     if not chosen:
         raise UserError(f"{sure} has no window of {side} px with data in at least half of it; choose a smaller --side")
-    with replacing(target) as aside:
+    with making(target, existing) as aside:
         aside.write_bytes(windows_package(class_map, sure, chosen))
     return target, chosen
 

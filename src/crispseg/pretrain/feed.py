@@ -38,6 +38,10 @@ class LearningSet:
     def labelled(self) -> bool:
         return bool(self.training.classes)
 
+    @property
+    def parts(self) -> list[Pictures]:
+        return [self.training, *([self.held_back] if self.held_back is not None else [])]
+
 
 def open_sets(config: PretrainConfig) -> list[LearningSet]:
     """All sets, under names of their own."""
@@ -77,7 +81,7 @@ def share_out(sets: Sequence[LearningSet], batch_size: int, processes: int) -> N
 
 def hold_pictures(sets: Sequence[LearningSet], wanted: bool | None, cache: str | None, device: torch.device) -> None:
     """Decode everything once, where it fits (or always, or never, as told)."""
-    everything = [p for one in sets for p in (one.training, one.held_back) if p is not None]
+    everything = [pictures for one in sets for pictures in one.parts]
     if wanted is None:
         wanted = sum(pictures.bytes for pictures in everything) <= HELD
     if wanted:

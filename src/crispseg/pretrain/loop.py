@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
@@ -19,7 +20,9 @@ from crispseg.errors import UserError
 from crispseg.files import write_json, write_text
 from crispseg.models.backbone_folder import BackboneInfo, load_backbone_into, save_backbone
 from crispseg.models.vssd import create_backbone
+from crispseg.outputs import only_one
 from crispseg.pretrain.config import MACHINE_KEYS, PretrainConfig, config_from
+from crispseg.pretrain.data_record import describe
 from crispseg.pretrain.feed import Feed, LearningSet, hold_pictures, open_sets, share_out
 from crispseg.pretrain.network import Pretraining
 from crispseg.pretrain.scores import score_features
@@ -28,7 +31,8 @@ from crispseg.pretrain.teacher import MEAN, STD, Teacher
 from crispseg.reading import read_json
 from crispseg.train import run_folder
 from crispseg.train.checkpoint import LAST, load_checkpoint, remove_leftovers, save_checkpoint
-from crispseg.train.distributed import Processes, join_processes
+from crispseg.train.data_record import check_data, record_data
+from crispseg.train.distributed import Processes, is_first, join_processes
 from crispseg.train.finish import Result
 from crispseg.train.log import MetricsLog
 from crispseg.train.meter import Meter
@@ -59,12 +63,24 @@ def pretrain(config: PretrainConfig, *, quiet: bool = False) -> Pretrained:
         sets = open_sets(config)
         config = complete(config, sets, device)
         trainer = Pretrainer(config, sets, processes, stop)
-        if processes.first:
-            out = run_folder.new_run_folder(config.out, "+".join(one.name for one in sets), config.model.name)
-            config = dataclasses.replace(config, out=str(out))
+        with contextlib.ExitStack() as held:
+            out = _new_run(config, sets, processes, held)
+            return trainer.run(out, quiet)
+
+
+def _new_run(
+    config: PretrainConfig, sets: Sequence[LearningSet], processes: Processes, held: contextlib.ExitStack
+) -> Path:
+    if processes.first:
+        label = "+".join(one.name for one in sets)
+        out = run_folder.new_run_folder(config.out, label, config.model.name, "pretrain")
+        held.enter_context(only_one(out, "training"))
+        config = dataclasses.replace(config, out=str(out))
+        with run_folder.beginning(out):
+            record_data(out, describe(sets))
             write_json(out / run_folder.ENVIRONMENT, run_folder.environment(processes))
             _write_config(config, out / run_folder.CONFIG)
-        return trainer.run(Path(str(processes.from_first(config.out))), quiet)
+    return Path(str(processes.from_first(config.out)))
 
 
 def resume(run: Path, words: Sequence[str] = (), *, quiet: bool = False) -> Pretrained:
@@ -76,19 +92,26 @@ def resume(run: Path, words: Sequence[str] = (), *, quiet: bool = False) -> Pret
         if not quiet:
             print(f"{run} is finished already", file=sys.stderr)
         values = configs.checked(_Ended, read_json(run / run_folder.RESULT), str(run / run_folder.RESULT))
-        return Pretrained(run, values, first=int(os.environ.get("RANK", "0")) == 0)
+        return Pretrained(run, values, first=is_first())
     for word in words:
         if word.partition("=")[0] not in MACHINE_KEYS:
             raise UserError(f"a resumed run keeps its config; only {', '.join(MACHINE_KEYS)} may change, not {word!r}")
-    values = configs.read_yaml(path)
+    with only_one(run, "training") if is_first() else contextlib.nullcontext():
+        return _go_on(run, words, quiet)
+
+
+def _go_on(run: Path, words: Sequence[str], quiet: bool) -> Pretrained:
+    values = configs.read_yaml(run / run_folder.CONFIG)
     if "sets" not in values:
         raise UserError(f"{run} is no pretraining run; continue it with `crisp train --resume {run}`")
     config = config_from(values, words)
     state = load_checkpoint(run / LAST) if (run / LAST).exists() else None
     with join_processes(choose_device(config.device)) as processes, StopRequest().listening() as stop:
-        trainer = Pretrainer(config, open_sets(config), processes, stop)
+        sets = open_sets(config)
+        trainer = Pretrainer(config, sets, processes, stop)
         if processes.first:
             remove_leftovers(run)
+            check_data(run, describe(sets), ", ".join(one.config.path for one in sets))
         if state is not None:
             trainer.load(state)
         return trainer.run(run, quiet)

@@ -77,10 +77,13 @@ class Pictures(Dataset[Tensor]):
         return kept
 
     def _stamp(self) -> str:
-        """Changes with the files, by their names, and the size."""
+        """Changes with the files, by their names, sizes and times of writing, and with the side."""
         digest = hashlib.blake2b(f"{self.side}/{len(self)}/".encode(), digest_size=10)
         for index in range(len(self)):
             digest.update(self.source.name(index).encode())
+        for path in self.source.files:
+            facts = os.stat(path)
+            digest.update(f"{facts.st_size}/{facts.st_mtime_ns}/".encode())
         return digest.hexdigest()
 
     def take(self, indices: Whole, device: torch.device) -> Tensor:

@@ -34,6 +34,10 @@ class Source(Protocol):
     classes: tuple[str, ...]
     labels: NDArray[np.int64]
 
+    @property
+    def files(self) -> Sequence[Path]:
+        """All that is read."""
+
     def __len__(self) -> int: ...
 
     def read(self, index: int) -> Array:
@@ -72,7 +76,7 @@ class Shards:
             for shard, (_, offsets, _) in enumerate(parts)
             for a, b in itertools.pairwise(offsets)
         ]
-        self._files = list(files)
+        self.files = [*files, files[0].with_name("classes.txt")]
         self.labels = np.concatenate([labels for _, _, labels in parts]).astype(np.int64)
         if self.labels.size and self.labels.max() >= len(classes):
             raise UserError(
@@ -88,7 +92,7 @@ class Shards:
 
     def name(self, index: int) -> str:
         shard, start, _ = self._places[index]
-        return f"{self._files[shard]} at byte {start}"
+        return f"{self.files[shard]} at byte {start}"
 
 
 class Windows:
@@ -97,7 +101,7 @@ class Windows:
     classes: tuple[str, ...] = ()
 
     def __init__(self, files: Sequence[Path], side: int) -> None:
-        self.side, self.labels = side, np.empty(0, np.int64)
+        self.side, self.labels, self.files = side, np.empty(0, np.int64), files
         self._places = [(path, top, left) for path in files for top, left in _squares(path, side)]
         self._last: tuple[Path, Array] | None = None
 

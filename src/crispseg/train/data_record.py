@@ -1,4 +1,4 @@
-"""What a run was trained on, so that it does not go on with other pixels: data.json, a stamp of every file."""
+"""What a run learns from, so that it does not go on with other pixels: data.json, a stamp of every file or folder."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ DATA = "data.json"
 _SPLITS = ("train", "val")
 
 
-def record_data(run: Path, folder: Folder) -> None:
-    write_json(run / DATA, {"files": describe(folder)})
+def record_data(run: Path, described: Mapping[str, str]) -> None:
+    write_json(run / DATA, {"files": dict(described)})
 
 
-def check_data(run: Path, folder: Folder) -> None:
+def check_data(run: Path, described: Mapping[str, str], where: str) -> None:
     """Refuse files that are not those the run began with; a run without a record gets one."""
     path = run / DATA
     if not path.exists():
-        record_data(run, folder)
+        record_data(run, described)
         return
     before: dict[str, str] = configs.checked(dict[str, dict[str, str]], read_json(path), str(path)).get("files", {})
-    what = changed(before, describe(folder))
+    what = changed(before, described)
     if what:
         raise UserError(
-            f"the data in {folder.root} is not what this run began with: {what}; the weights and the model's means "
+            f"the data in {where} is not what this run began with: {what}; the weights and the model's means "
             f"would no longer belong together. Begin a new run, or remove {path} to go on all the same"
         )
 

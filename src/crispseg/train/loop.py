@@ -25,7 +25,7 @@ from crispseg.outputs import only_one
 from crispseg.train import run_folder
 from crispseg.train.checkpoint import BEST, LAST, State, load_checkpoint, remove_leftovers, save_checkpoint
 from crispseg.train.config import MACHINE_KEYS, TrainConfig, config_from
-from crispseg.train.data_record import check_data, record_data
+from crispseg.train.data_record import check_data, describe, record_data
 from crispseg.train.distributed import Processes, is_first, join_processes
 from crispseg.train.finish import Result, Scores, finish, save_best
 from crispseg.train.log import MetricsLog
@@ -85,8 +85,9 @@ def _new_run(config: TrainConfig, folder: Folder, processes: Processes, held: co
         out = run_folder.new_run_folder(config.out, folder.protocol.dataset, config.model.name)
         held.enter_context(only_one(out, "training"))
         config = dataclasses.replace(config, out=str(out))
-        record_data(out, folder)
-        run_folder.describe_run(out, config, folder.protocol, processes)
+        with run_folder.beginning(out):
+            record_data(out, describe(folder))
+            run_folder.describe_run(out, config, folder.protocol, processes)
     return Path(str(processes.from_first(config.out)))
 
 
@@ -142,7 +143,7 @@ def _go_on(run: Path, words: Sequence[str], trackers: Iterable[Tracker], quiet: 
         if state is not None:
             trainer.load(state)
         if processes.first:
-            check_data(run, folder)
+            check_data(run, describe(folder), str(folder.root))
         return run_trainers([trainer], [run], quiet)[0]
 
 

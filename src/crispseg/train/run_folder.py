@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import os
 import platform
 import re
 import sys
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypedDict
@@ -20,25 +22,35 @@ from crispseg.data.drawing import paint, to_rgb
 from crispseg.data.protocol import SPLITS, Protocol, list_protocols
 from crispseg.errors import UserError
 from crispseg.files import replacing, write_json
+from crispseg.outputs import LOCK, there
 from crispseg.reading import read_json
+from crispseg.train.checkpoint import BEST, LAST
 from crispseg.train.config import TrainConfig, train_config, write_config
+from crispseg.train.data_record import DATA
 from crispseg.train.distributed import Processes
+from crispseg.train.log import METRICS
 from crispseg.train.validate import Shown
 
 CONFIG, ENVIRONMENT, PROTOCOL, RESULT = "config.yaml", "environment.json", "protocol.json", "result.json"
+_NOTES = (DATA, PROTOCOL, ENVIRONMENT)  # written before config.yaml
+_NAMES = (*_NOTES, RESULT, METRICS, LAST, BEST, "best", "backbone", "samples")
 _SCORES = ("mIoU", "mF1", "OA", "BF@3px")
 _LONGEST_SIDE = 1024  # of a drawn image
 _PACKAGES = ("torch", "numpy", "pillow", "safetensors", "scipy", "timm", "triton")
 
 
-def new_run_folder(wanted: str | None, dataset: str, model: str) -> Path:
+def new_run_folder(wanted: str | None, dataset: str, model: str, verb: str = "train") -> Path:
     """A folder for a new run: `wanted`, or the next runs/DATASET-MODEL-NUMBER that is free."""
     if wanted is not None:
         folder = Path(wanted)
         if (folder / CONFIG).exists():
             raise UserError(
-                f"{folder} holds a run already; continue it with `crisp train --resume {folder}`, or choose another out"
+                f"{folder} holds a run already; continue it with `crisp {verb} --resume {folder}`, or choose another "
+                "out"
             )
+        taken = [name for name in _NAMES if there(folder / name)]
+        if taken and not there(folder / LOCK):  # a run that was killed when it began leaves its lock
+            raise UserError(f"{folder} holds {taken[0]}, which a run would write over; choose another out")
     else:
         folder = _next_free(Path("runs"), f"{dataset}-{model}")
     try:
@@ -46,6 +58,18 @@ def new_run_folder(wanted: str | None, dataset: str, model: str) -> Path:
     except OSError as error:
         raise UserError(f"cannot make the run folder {folder}: {error.strerror}; choose another with out=") from error
     return folder
+
+
+@contextlib.contextmanager
+def beginning(folder: Path) -> Iterator[None]:
+    """What a run that cannot begin has noted so far is removed again, so that it may be begun there once more."""
+    try:
+        yield
+    except BaseException:
+        if not (folder / CONFIG).exists():
+            for name in _NOTES:
+                (folder / name).unlink(missing_ok=True)
+        raise
 
 
 class _Ended(TypedDict):

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crispseg.errors import UserError
-from crispseg.geo.labels.layers import check_vector_file
+from crispseg.geo.labels.layers import check_vector_file, explaining_polygons
 from crispseg.view.rasters import Raster
 from crispseg.view.space import PIXEL, TILE, Box, to_degrees
 
@@ -27,14 +27,12 @@ class Features:
 
         self.path, self.reference = path, reference
         check_vector_file(path)
-        try:
+        with explaining_polygons(path):
             drawn = [str(name) for name, kind in pyogrio.list_layers(path) if kind is not None]
             if not drawn:
                 raise UserError(f"{path} has no layer with shapes to draw")
             self.layer = drawn[0]
             about = pyogrio.read_info(path, layer=self.layer)
-        except (pyogrio.errors.DataSourceError, pyogrio.errors.DataLayerError) as error:
-            raise UserError(f"{path} cannot be read as polygons: {' '.join(str(error).split())}") from error
         self.crs = about["crs"] or ""
         self.columns = [str(name) for name in about["fields"]]
         if self.crs and reference.in_pixels:
@@ -59,13 +57,11 @@ class Features:
         import pyogrio
         import shapely
 
-        try:
+        with explaining_polygons(self.path):
             bounds = self._bounds(Box(*box))
             meta, _, geometries, values = pyogrio.raw.read(
                 self.path, layer=self.layer, bbox=bounds, max_features=MOST + 1
             )
-        except (pyogrio.errors.DataSourceError, pyogrio.errors.FeatureError, RuntimeError) as error:
-            raise UserError(f"{self.path} cannot be read: {' '.join(str(error).split())}") from error
         if len(geometries) > MOST:
             return json.dumps({"type": "FeatureCollection", "features": [], "many": True})
         shapes = shapely.transform(shapely.from_wkb(geometries), self._to_degrees)

@@ -6,12 +6,13 @@ import base64
 import io
 import json
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from crispseg.errors import UserError
-from crispseg.files import write_text
+from crispseg.outputs import making
 from crispseg.view.pages import data_uri, render, render_alone, static_text
 from crispseg.view.painting import RAMP, paint_rgb
 from crispseg.view.scene import Scene
@@ -27,8 +28,8 @@ def map_page(scene: Scene, base: str, static: str) -> str:
     return render("map.html", scene=about, about=script_json(about), static=static, alone=False, worker="")
 
 
-def save_page(scene: Scene, target: str | os.PathLike[str]) -> int:
-    """Write one file that needs nothing else; gives its size in bytes."""
+def save_page(scene: Scene, target: str | os.PathLike[str], existing: str = "refuse") -> int:
+    """Write one file that needs nothing else; gives its size in bytes. A file of that name is refused or replaced."""
     grid = scene.reference.grid
     if max(grid.height, grid.width) > LARGEST:
         raise UserError(
@@ -40,7 +41,8 @@ def save_page(scene: Scene, target: str | os.PathLike[str]) -> int:
     _leave_out(scene, about)
     worker = base64.b64encode(static_text("maplibre-gl-csp-worker.js").encode()).decode()
     text = render_alone("map.html", scene=about, about=script_json(about), static="", alone=True, worker=worker)
-    write_text(target, text)
+    with making(Path(target), existing) as aside:
+        aside.write_text(text, encoding="utf-8")
     return len(text.encode())
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from crispseg.errors import UserError, nearest
 from crispseg.geo.grid import Grid
+from crispseg.reading import require_file
 
 _POLYGONS = (3, 6)  # shapely's numbers of Polygon and MultiPolygon
 _DENSIFY_PIXELS = 64  # between points of a side, before it goes to another reference system, where it is a curve
@@ -55,16 +57,13 @@ class LabelLayer:
 
     def __init__(self, path: str, layer: str = "", field: str = "", crs: str = "", order: str = ""):
         import pyogrio
-        from pyogrio.errors import DataLayerError, DataSourceError
 
         self.path, self.field, self.order = path, field, order
         self.faults = Faults()
         check_vector_file(path)
-        try:
+        with explaining_polygons(path):
             self.layer = layer or _only_polygon_layer(path)
             self.info = pyogrio.read_info(path, layer=self.layer)
-        except (DataSourceError, DataLayerError) as error:
-            raise UserError(f"{path} cannot be read as polygons: {' '.join(str(error).split())}") from error
         said = crs or str(self.info["crs"] or "")
         self.crs = _user_crs(said) if said else ""
         for name in filter(None, (field, order)):
@@ -96,15 +95,11 @@ class LabelLayer:
         return Shapes(polygons[keep], features[keep], values[keep], ranks[keep])
 
     def _read(self, columns: list[str], **options: Any) -> Any:
-        from pyogrio.errors import DataLayerError, DataSourceError, FeatureError
         from pyogrio.raw import read
 
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                return read(self.path, layer=self.layer, columns=columns, return_fids=True, **options)
-        except (DataSourceError, DataLayerError, FeatureError) as error:
-            raise UserError(f"{self.path} cannot be read as polygons: {' '.join(str(error).split())}") from error
+        with explaining_polygons(self.path), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return read(self.path, layer=self.layer, columns=columns, return_fids=True, **options)
 
     def _require_field(self, name: str) -> None:
         fields = list(self.info["fields"])
@@ -223,10 +218,22 @@ def _user_crs(word: str) -> str:
         raise UserError(f"{word[:80]!r} names no coordinate reference system; try EPSG:4326 or the like") from error
 
 
+@contextlib.contextmanager
+def explaining_polygons(path: str) -> Iterator[None]:
+    """Turn what OGR says about a file, and names and values in it that are no text, into one sentence."""
+    from pyogrio.errors import DataLayerError, DataSourceError, FeatureError
+
+    try:
+        yield
+    except (DataSourceError, DataLayerError, FeatureError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read as polygons: {' '.join(str(error).split())}") from error
+
+
 def check_vector_file(path: str) -> None:
     if not os.path.exists(path):
         raise UserError(f"there is no file {path}")
-    if os.path.isfile(path):
+    if not os.path.isdir(path):  # some formats are folders
+        require_file(path, "file of polygons")
         with open(path, "rb") as file:
             start = file.read(4096)
         if any(word in start for word in _INDIRECT):

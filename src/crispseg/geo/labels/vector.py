@@ -14,18 +14,17 @@ import numpy as np
 from crispseg.data.classes import IGNORE, ClassTable
 from crispseg.data.manifest import FORMAT, MANIFEST
 from crispseg.errors import UserError
-from crispseg.files import replacing, write_json, write_text
+from crispseg.files import write_json, write_text
 from crispseg.geo.labels.burn import ORDERS, Burner, refuse_overlap
 from crispseg.geo.labels.colours import class_table
 from crispseg.geo.labels.folder import STRIP, Chip, Labels, write_chip
 from crispseg.geo.labels.images import Ortho, common_resolution, open_orthos, windows
 from crispseg.geo.labels.layers import LabelLayer, Shapes, short_crs
 from crispseg.geo.labels.picture import PICTURES, Drawn, draw_labels
+from crispseg.geo.labels.place import CLASSES, LAYOUT, PICTURE, check_replaceable, making_folder
 from crispseg.geo.writer import class_palette
 from crispseg.raster.source import Window
 from crispseg.reading import plain_cell
-
-PICTURE = "labels.png"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,14 +54,17 @@ def prepare_vector(
     out: str,
     say: Callable[[str], None] = lambda text: None,
     step: Callable[[int, int], None] = lambda done, total: None,
+    existing: str = "refuse",
 ) -> dict[str, Any]:
     """Write the folder `out` (all of it or nothing) and give its manifest.
 
-    Pixels are read, burnt and written strip by strip; held in memory are the polygons that touch one image.
+    A folder that holds something is refused; if `existing` is replace, one with nothing but what was written here
+    before is replaced. Pixels are read, burnt and written strip by strip; held in memory are the polygons that touch
+    one image.
     """
     target = Path(out)
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UserError(f"{out} is there already and not empty; choose another --out, or remove it")
+    inputs = [*images, choice.labels, choice.interest, choice.classes]
+    check_replaceable(target, existing, inputs)
     order = "" if choice.overlaps in ORDERS else choice.overlaps
     layer = LabelLayer(choice.labels, choice.layer, choice.field, choice.labels_crs, order)
     table, ids = _classes(layer, choice)
@@ -74,7 +76,7 @@ def prepare_vector(
     total = sum(1 for ortho in orthos for _ in windows(ortho.grid.height, ortho.grid.width, choice.chip))
     chips: list[tuple[Ortho, Chip]] = []
     drawn: list[Drawn] = []
-    with replacing(target) as aside:
+    with making_folder(target, existing, inputs) as aside:
         done = 0
         for ortho in orthos:
             labels = work.labels_on(ortho)
@@ -168,7 +170,7 @@ def _manifest(
     return {
         "format": FORMAT,
         "dataset": "own",
-        "layout": "vector",
+        "layout": LAYOUT,
         "classes": table.to_rows(),
         "labels": {"full": "masks"},
         "bands": list(orthos[0].band_names),
@@ -201,5 +203,5 @@ def _write_tables(folder: Path, table: ClassTable, manifest: dict[str, Any]) -> 
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(("name", "id", "r", "g", "b"))
     rows.writerows((plain_cell(name), k, *table.palette[k]) for k, name in enumerate(table.names))
-    write_text(folder / "classes.csv", text.getvalue())
+    write_text(folder / CLASSES, text.getvalue())
     write_json(folder / MANIFEST, manifest)

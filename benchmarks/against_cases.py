@@ -19,20 +19,21 @@ from torch import Tensor, nn
 
 from crispseg.losses import LossConfig, cross_entropy, margin_loss, orthogonality_loss
 from crispseg.models.layers import to_channels_first
-from crispseg.ops import cross_attention, ncssd, prototypes, residual_attention
-from crispseg.ops.block import MLP, Start, conv_norm_mlp, conv_norm_project
-from crispseg.ops.choice import kernels_wanted
-from crispseg.ops.convolution import convolve, convolve_image, halve_and_mix
-from crispseg.ops.copies import copies
-from crispseg.ops.cosines import best_match
-from crispseg.ops.depthwise import depthwise3x3_norm
-from crispseg.ops.drop_path import add_kept
-from crispseg.ops.gated_training import convolve_mix_gate
-from crispseg.ops.mlp import linear
-from crispseg.ops.normalize import layer_norm, norm_relu_add
-from crispseg.ops.projection import project
-from crispseg.ops.residual_attention import Layers
-from crispseg.ops.resizing import add_resized, resize_scores, upsample
+from crispseg.ops import ncssd
+from crispseg.ops.dispatch import kernels_wanted
+from crispseg.ops.infer.block import MLP, Start, conv_norm_mlp, conv_norm_project
+from crispseg.ops.maps.convolution import convolve, convolve_image, halve_and_mix
+from crispseg.ops.maps.depthwise import depthwise3x3_norm
+from crispseg.ops.maps.normalize import layer_norm, norm_relu_add
+from crispseg.ops.maps.resizing import add_resized, resize_scores, upsample
+from crispseg.ops.train import cross_attention, prototype_terms, residual_attention
+from crispseg.ops.train.drop_path import add_kept
+from crispseg.ops.train.gated_mixer import convolve_mix_gate
+from crispseg.ops.train.matching import best_match
+from crispseg.ops.train.mlp import linear
+from crispseg.ops.train.projection import project
+from crispseg.ops.train.residual_attention import Layers
+from crispseg.ops.train.weight_copies import copies
 
 _IGNORED = 255
 
@@ -210,8 +211,8 @@ def regularisers(net: Network, place: Place) -> Work:
     delta = LossConfig().delta
 
     def call(m: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-        if prototypes.takes(x):
-            return prototypes.prototype_terms(x, delta)
+        if prototype_terms.takes(x):
+            return prototype_terms.prototype_terms(x, delta)
         return orthogonality_loss(x), margin_loss(x, delta)
 
     return Work(call, nn.Module(), (net.prototypes(place.batch),), autocast=False)

@@ -24,13 +24,13 @@ from torch.nn import functional
 
 from crispseg.files import write_json
 from crispseg.fused.layers import linear_gelu
-from crispseg.ops.block import MLP, Start
-from crispseg.ops.depthwise import depthwise3x3_norm, packed
-from crispseg.ops.kernels import block_launch as launch
+from crispseg.ops.infer import block_launch as launch
+from crispseg.ops.infer.block import MLP, Start
+from crispseg.ops.maps.depthwise import depthwise3x3_norm, packed
 
 BOUND = 1e-2
 STAGES = {64: (128, 392), 128: (64, 648)}  # side, and columns of in_proj
-T = launch.Tiles
+T = launch.BlockTiles
 PROJECT = {
     64: [
         T(8, 16, 64, 8, 2, 128),
@@ -107,7 +107,7 @@ def torchs(kind: str, x: Tensor, start: Start, matrix: Tensor, mlp: MLP) -> Call
 
 
 def ours(
-    kind: str, x: Tensor, start: Start, matrix: Tensor, mlp: MLP, tiles: launch.Tiles | None
+    kind: str, x: Tensor, start: Start, matrix: Tensor, mlp: MLP, tiles: launch.BlockTiles | None
 ) -> Callable[[], tuple[Tensor, ...]]:
     if kind == "project":
         return lambda: launch.project(x, start, matrix, tiles)

@@ -27,8 +27,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from crispseg.files import write_json
-from crispseg.ops.depthwise import depthwise3x3, depthwise3x3_norm, packed
-from crispseg.ops.kernels import depthwise_launch as launch
+from crispseg.ops.maps import depthwise_launch as launch
+from crispseg.ops.maps.depthwise import depthwise3x3, depthwise3x3_norm, packed
 
 Function = Callable[..., tuple[Tensor, ...]]
 
@@ -150,14 +150,17 @@ def compare(case: Case) -> dict[str, Any]:
     }
 
 
-def candidates(case: Case) -> list[launch.Tiles]:
+def candidates(case: Case) -> list[launch.DepthwiseTiles]:
     shapes = SHAPES
     if case.kind == "norm":  # a program holds all channels of a pixel, four or eight for each thread
         channels = 1 << (case.channels - 1).bit_length()
         choices = itertools.product((1, 2, 4, 8, 16, 32), (4, 8))
         shapes = [(w, channels, n) for w, n in choices if w * channels in (128 * n, 256 * n)]
     rows = (8, 16, 32) if case.backward else (4, 8) if case.batch > 1 else (1, 2, 4)
-    return [launch.Tiles(width, channels, r, warps) for (width, channels, warps), r in itertools.product(shapes, rows)]
+    return [
+        launch.DepthwiseTiles(width, channels, r, warps)
+        for (width, channels, warps), r in itertools.product(shapes, rows)
+    ]
 
 
 def sweep(case: Case, keep: int = 5) -> dict[str, Any]:
@@ -167,7 +170,7 @@ def sweep(case: Case, keep: int = 5) -> dict[str, Any]:
     activation = {"silu": "silu", "halve": "relu"}.get(case.kind, "none")
     options = (case.kind == "residual", activation, 2 if case.kind == "halve" else 1)
 
-    def call(tiles: launch.Tiles | None) -> Function:
+    def call(tiles: launch.DepthwiseTiles | None) -> Function:
         if case.kind == "norm":
             return lambda *_: launch.forward_norm(x, weight, bias, (gamma, beta, 1e-5), tiles)
         if case.backward:

@@ -25,7 +25,8 @@ from torch import Tensor
 from crispseg import ops
 from crispseg.bench.check import relative_error
 from crispseg.files import write_json
-from crispseg.ops import attend, attend_tokens, matching, resizing
+from crispseg.ops.infer import matching, pixel_attention, token_attention
+from crispseg.ops.maps import resizing
 
 BOUND = 1e-2
 CLASSES, HEADS, DIM, PROTOTYPES, SIDE = 6, 8, 256, 3, 128  # of a CRISP-tiny at 512 px
@@ -60,10 +61,10 @@ def cases(batch: int) -> list[Case]:
     perceptron = (*draw(2, HIDDEN, DIM) / 16, draw(HIDDEN), draw(DIM))
     vectors = (*draw(2, 2 * HEADS, INNER, DIM) / 16, *draw(2, 2 * HEADS, INNER))
     return [
-        Case("read_pixels", attend.read_pixels, (keys, pixels, draw(HEADS, INNER, DIM) / 16), bytes=size),
+        Case("read_pixels", pixel_attention.read_pixels, (keys, pixels, draw(HEADS, INNER, DIM) / 16), bytes=size),
         Case(
             "pixels_attend_tokens",
-            attend.pixels_attend_tokens,
+            pixel_attention.pixels_attend_tokens,
             (pixels, keys, added, values, *norm),
             (1e-5,),
             bytes=2 * size,
@@ -86,29 +87,29 @@ def cases(batch: int) -> list[Case]:
 
 
 def _attend_own(tokens: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return attend_tokens.attend_own(tokens, attend_tokens.OwnAttention(weight, bias, HEADS))
+    return token_attention.attend_own(tokens, token_attention.OwnAttention(weight, bias, HEADS))
 
 
-def _join(weight: Tensor, bias: Tensor, gain: Tensor, shift: Tensor) -> attend_tokens.Join:
-    return attend_tokens.Join(weight, bias, attend_tokens.Norm(gain, shift, 1e-5))
+def _join(weight: Tensor, bias: Tensor, gain: Tensor, shift: Tensor) -> token_attention.Join:
+    return token_attention.Join(weight, bias, token_attention.Norm(gain, shift, 1e-5))
 
 
 def _layer(tokens: Tensor, read: Tensor, *weights: Tensor) -> Tensor:
     """What follows a reading of the pixels, up to the tokens' vectors for the next one."""
     join = _join(*weights[:4])
     first, second, first_bias, second_bias = weights[4:8]
-    perceptron = attend_tokens.Perceptron(first, first_bias, second, second_bias)
+    perceptron = token_attention.Perceptron(first, first_bias, second, second_bias)
     first, second, bias, score = weights[8:12]
-    vectors = attend_tokens.Vectors(first, bias, second, score)
-    own = attend_tokens.OwnAttention(*weights[12:], HEADS)
-    parts = attend_tokens.join_perceptron(tokens, read, join, perceptron)
-    tokens, made, _, attended = attend_tokens.settle(parts, join.norm, vectors, own)
+    vectors = token_attention.Vectors(first, bias, second, score)
+    own = token_attention.OwnAttention(*weights[12:], HEADS)
+    parts = token_attention.join_perceptron(tokens, read, join, perceptron)
+    tokens, made, _, attended = token_attention.settle(parts, join.norm, vectors, own)
     narrow = attended[..., : read.shape[-1]].contiguous()
-    return made + attend_tokens.join_vectors(tokens, narrow, join, vectors)[1]
+    return made + token_attention.join_vectors(tokens, narrow, join, vectors)[1]
 
 
 def _join_grouped(tokens: Tensor, read: Tensor, *weights: Tensor) -> Tensor:
-    return attend_tokens.join_grouped(tokens, read, _join(*weights[:4]), *weights[4:], True)
+    return token_attention.join_grouped(tokens, read, _join(*weights[:4]), *weights[4:], True)
 
 
 def formula(case: Case) -> Callable[..., Tensor]:
@@ -144,31 +145,35 @@ def measure(case: Case, batch: int) -> dict[str, Any]:
 
 def sweep(batch: int, only: list[str] | None) -> list[dict[str, Any]]:
     """The kernels with each of a few tiles; a wrong or failing one says so."""
-    from crispseg.ops.kernels import attend, attend_tokens, matching
-    from crispseg.ops.kernels.attend import Tiles
-    from crispseg.ops.kernels.attend_tokens import Pieces
+    from crispseg.ops.infer import matching_kernels, pixel_attention_kernels, token_attention_kernels
+    from crispseg.ops.infer.pixel_attention_kernels import AttentionTiles
+    from crispseg.ops.infer.token_attention_kernels import Pieces
 
     each = 1 << 30  # a program for each block of pixels
     tried: dict[str, tuple[Any, str, list[Any]]] = {
         "read_pixels": (
-            attend,
+            pixel_attention_kernels,
             "READ",
             [(64, 4, 2), (64, 4, 2, 132), (64, 4, 3, 132), (32, 4, 3), (32, 4, 4), (64, 4, 1), (128, 8, 2, 132)],
         ),
         "pixels_attend_tokens": (
-            attend,
+            pixel_attention_kernels,
             "WRITE",
             [(64, 4, 2), (64, 4, 1), (64, 4, 1, each), (64, 4, 3, 132), (128, 8, 2, 132), (128, 8, 1, 132), (32, 4, 2)],
         ),
         "best_cosines": (
-            matching,
+            matching_kernels,
             "MATCH",
             [(64, 4, 3), (64, 4, 2, 528), (64, 4, 1, each), (64, 4, 3, 528), (32, 4, 4, 396), (128, 4, 2)],
         ),
-        "tokens of a layer": (attend_tokens, "PIECES", [Pieces(h, warps=w) for w in (4, 8) for h in (64, 128)]),
-        "attend_own": (attend_tokens, "PIECES", [Pieces(warps=w) for w in (4, 8)]),
-        "join_grouped": (attend_tokens, "PIECES", [Pieces(columns=c) for c in (16, 32, 64)]),
-        "grouped_product": (matching, "COLUMNS", [16, 32, 64]),
+        "tokens of a layer": (
+            token_attention_kernels,
+            "PIECES",
+            [Pieces(h, warps=w) for w in (4, 8) for h in (64, 128)],
+        ),
+        "attend_own": (token_attention_kernels, "PIECES", [Pieces(warps=w) for w in (4, 8)]),
+        "join_grouped": (token_attention_kernels, "PIECES", [Pieces(columns=c) for c in (16, 32, 64)]),
+        "grouped_product": (matching_kernels, "COLUMNS", [16, 32, 64]),
     }
     rows = []
     for case in cases(batch):
@@ -177,7 +182,7 @@ def sweep(batch: int, only: list[str] | None) -> list[dict[str, Any]]:
         module, name, values = tried[case.name]
         default = getattr(module, name)
         for value in values:
-            tiles = Tiles(*value) if type(value) is tuple else value
+            tiles = AttentionTiles(*value) if type(value) is tuple else value
             setattr(module, name, tiles)
             try:
                 found: Any = round(_kernel_time(case), 2)

@@ -21,12 +21,12 @@ from torch.nn import functional
 
 from crispseg import ops
 from crispseg.bench.check import relative_error
-from crispseg.ops import convolution, normalize, resizing
-from crispseg.ops.kernels import convolution as convolutions
-from crispseg.ops.kernels import normalize as norms
-from crispseg.ops.kernels import resizing as resizes
-from crispseg.ops.kernels.convolution import ImageTiles, MixTiles, Tiles
-from crispseg.ops.kernels.normalize import AddTiles, NormTiles
+from crispseg.ops.maps import convolution, normalize, resizing
+from crispseg.ops.maps import convolution_kernels as convolutions
+from crispseg.ops.maps import normalize_kernels as norms
+from crispseg.ops.maps import resizing_kernels as resizes
+from crispseg.ops.maps.convolution_kernels import ConvolutionTiles, ImageTiles, MixTiles
+from crispseg.ops.maps.normalize_kernels import AddTiles, NormTiles
 
 
 @dataclasses.dataclass
@@ -57,12 +57,12 @@ def stem_cases(batch: int) -> list[Case]:
     first, inner, outer = kernel((32, 3, 3, 3)), kernel((32, 32, 3, 3)), kernel((256, 32, 3, 3))
     mix = (draw(64, 256) / 16).t()
     tiles = [
-        *(Tiles(r, 128, 2, 4, 1, 2) for r in (2, 4)),
-        Tiles(1, 128, 2, 4, 1, 3),
-        Tiles(2, 128, 1, 4, 1, 2),
-        Tiles(4, 128, 1, 8, 1, 1),
-        Tiles(2, 256, 2, 8, 1, 1),
-        Tiles(1, 128, 2, 4, 2, 1),
+        *(ConvolutionTiles(r, 128, 2, 4, 1, 2) for r in (2, 4)),
+        ConvolutionTiles(1, 128, 2, 4, 1, 3),
+        ConvolutionTiles(2, 128, 1, 4, 1, 2),
+        ConvolutionTiles(4, 128, 1, 8, 1, 1),
+        ConvolutionTiles(2, 256, 2, 8, 1, 1),
+        ConvolutionTiles(1, 128, 2, 4, 2, 1),
     ]
 
     def plain(x: Tensor, weight: Tensor, bias: Tensor, tiles: Any = None) -> Tensor:

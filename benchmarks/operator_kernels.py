@@ -6,8 +6,8 @@
 `ncssd` forward, and forward with backward; `gated_mixer` (softplus to gate) forward. bfloat16 tokens. Twenty calls are
 recorded into a CUDA graph, so that launching costs nothing; contenders take turns. No time without a passing check
 against the float64 reference. GB/s counts each tensor once per pass. --sweep times every kernel with a few other
-tilings and prints the best; put a better one into TILINGS in src/crispseg/ops/kernels: those of gradients are in
-ncssd_backward.py, the others in ncssd_launch.py.
+tilings and prints the best; put a better one into TILINGS in src/crispseg/ops/nc_ssd: those of gradients are in
+backward.py, the others in launch.py.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from crispseg.bench.operator import DIRECTIONS, Shape, error, function, least_by
 from crispseg.bench.settings import choose
 from crispseg.files import write_json
 from crispseg.ops import Gates, Rule
-from crispseg.ops.gated import gated_mixer
+from crispseg.ops.infer.gated_mixer import gated_mixer
 
 Run = Callable[[], Any]
 PRECISION = "bf16"
@@ -161,7 +161,7 @@ def compare(stage: int, size: int, batch: int) -> Iterator[dict[str, Any]]:
 
 
 def sweep(stage: int, size: int, batch: int) -> Iterator[dict[str, Any]]:
-    from crispseg.ops.kernels.ncssd_launch import FORCED, Tiling
+    from crispseg.ops.nc_ssd.launch import FORCED, Tiling
 
     for contest in contests(shape_at(stage, size, batch), ("triton",)):
         (run,) = contest.contenders.values()

@@ -34,7 +34,7 @@ from crispseg import ops
 from crispseg.bench.check import relative_error
 from crispseg.data import make_loader, open_folder
 from crispseg.files import write_json, write_text
-from crispseg.ops.choice import kernels_wanted
+from crispseg.ops.dispatch import kernels_wanted
 from crispseg.train.config import TrainConfig, train_config
 from crispseg.train.distributed import Processes
 from crispseg.train.setup import build_model, choose_device, choose_workers, complete, training_set

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from crispseg.models.base import Output
-from crispseg.ops.cross_entropy import summed_cross_entropy
-from crispseg.ops.prototypes import prototype_terms, takes
+from crispseg.ops.train.cross_entropy import summed_cross_entropy
+from crispseg.ops.train.prototype_terms import prototype_terms, takes
 
 IGNORE = 255
 

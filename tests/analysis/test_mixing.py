@@ -9,7 +9,7 @@ from crispseg.analysis.mixing import Liveliness, at_its_mean, calibrate_constant
 from crispseg.ops import Gates, Rule, ncssd
 from tests.analysis.conftest import make_model
 from tests.evaluate.toy import colour_model
-from tests.ops.test_ncssd import make_gates, make_inputs
+from tests.ops.nc_ssd.test_ncssd import make_gates, make_inputs
 
 
 @pytest.mark.parametrize("skip", ["after", "before"])

@@ -10,8 +10,9 @@ from torch.nn import functional
 import crispseg
 from crispseg.bench.check import NETWORK_BOUNDS
 from crispseg.fused.layers import linear_gelu
-from crispseg.ops import attend, attend_tokens, matching, resizing
-from crispseg.ops.choice import kernels_apply
+from crispseg.ops.dispatch import kernels_apply
+from crispseg.ops.infer import matching, pixel_attention, token_attention
+from crispseg.ops.maps import resizing
 from tests.conftest import relative_error
 from tests.fused.models import small_crisp, unsettled
 
@@ -47,10 +48,10 @@ def test_attention(batch, tokens, heads, width, length, dtype):
     pixels = draw(batch, length, width, dtype=dtype)
     norm = tuple(draw(3, width, dtype=dtype))
     projection = draw(heads, 16, width, dtype=dtype)
-    agree(attend.read_pixels, (keys, pixels, projection))
-    agree(attend.pixels_attend_tokens, (pixels, keys, added, values, *norm), 1e-5)
-    agree(attend.read_pixels, (1e2 * keys, pixels, projection))
-    agree(attend.pixels_attend_tokens, (pixels, 1e2 * keys, added, values, *norm), 1e-5)
+    agree(pixel_attention.read_pixels, (keys, pixels, projection))
+    agree(pixel_attention.pixels_attend_tokens, (pixels, keys, added, values, *norm), 1e-5)
+    agree(pixel_attention.read_pixels, (1e2 * keys, pixels, projection))
+    agree(pixel_attention.pixels_attend_tokens, (pixels, 1e2 * keys, added, values, *norm), 1e-5)
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
@@ -86,35 +87,35 @@ def test_token_steps(batch, tokens, width, scale, dtype):
     vectors = (*vectors, draw(12, inner, dtype=dtype))
 
     def join(weight, bias, gain, shift):
-        return attend_tokens.Join(weight, bias, attend_tokens.Norm(gain, shift, 1e-5))
+        return token_attention.Join(weight, bias, token_attention.Norm(gain, shift, 1e-5))
 
     def perceptron(x, read, *weights):
-        perceptron = attend_tokens.Perceptron(*weights[4:])
-        return attend_tokens.join_perceptron(x, read, join(*weights[:4]), perceptron).sum(0)
+        perceptron = token_attention.Perceptron(*weights[4:])
+        return token_attention.join_perceptron(x, read, join(*weights[:4]), perceptron).sum(0)
 
     def settled(i):
         def run(x, gain, shift, *weights):
-            own = attend_tokens.OwnAttention(*weights[4:], heads)
+            own = token_attention.OwnAttention(*weights[4:], heads)
             parts = torch.stack([x, x.flip(0), 0.5 * x]).to(torch.promote_types(x.dtype, torch.float32))
-            norm = attend_tokens.Norm(gain, shift, 1e-5)
-            return attend_tokens.settle(parts, norm, attend_tokens.Vectors(*weights[:4]), own)[i]
+            norm = token_attention.Norm(gain, shift, 1e-5)
+            return token_attention.settle(parts, norm, token_attention.Vectors(*weights[:4]), own)[i]
 
         return run
 
     def queries(i):
         def run(x, read, *weights):
-            vectors = attend_tokens.Vectors(*weights[4:])
-            return attend_tokens.join_vectors(x, read, join(*weights[:4]), vectors)[i]
+            vectors = token_attention.Vectors(*weights[4:])
+            return token_attention.join_vectors(x, read, join(*weights[:4]), vectors)[i]
 
         return run
 
     def hyper(x, read, *weights):
-        return attend_tokens.join_grouped(x, read, join(*weights[:4]), *weights[4:], True)
+        return token_attention.join_grouped(x, read, join(*weights[:4]), *weights[4:], True)
 
     agree(perceptron, (x, read, *joining, *hidden))
     for i in range(4):
         agree(settled(i), (x, *joining[2:], *vectors, *own))
-    agree(lambda x, *own: attend_tokens.attend_own(x, attend_tokens.OwnAttention(*own, heads)), (x / scale, *own))
+    agree(lambda x, *own: token_attention.attend_own(x, token_attention.OwnAttention(*own, heads)), (x / scale, *own))
     for i in range(2):
         agree(queries(i), (x, read, *joining, *vectors))
     for groups in (1, tokens):

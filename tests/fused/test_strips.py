@@ -12,8 +12,9 @@ from torch.nn import functional
 
 from crispseg.fused import strips
 from crispseg.fused.convolutions import FusedConvolution
-from crispseg.ops import Gates, Rule, attend_parts, ncssd, onednn, only, winograd
-from crispseg.ops.torch import queries_of, read_queries, sums_of
+from crispseg.ops import Gates, Rule, ncssd, only
+from crispseg.ops.cpu import attention_in_parts, onednn, winograd
+from crispseg.ops.nc_ssd.formula import queries_of, read_queries, sums_of
 from tests.conftest import relative_error
 from tests.fused.models import small_crisp
 
@@ -25,7 +26,7 @@ def narrow(monkeypatch):
     """Strips, parts and tiles as small as they get."""
     monkeypatch.setattr(strips, "NUMBERS", 1)
     monkeypatch.setattr(strips, "_LEAST", 2)
-    monkeypatch.setattr(attend_parts, "_NUMBERS", 1)
+    monkeypatch.setattr(attention_in_parts, "_NUMBERS", 1)
     monkeypatch.setattr(winograd, "_TILES", 1)
     monkeypatch.setattr(winograd, "LEAST_CHANNELS", 8)
 

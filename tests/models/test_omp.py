@@ -18,7 +18,7 @@ from crispseg.models.omp import (
     TopDownNeck,
     TwoWayLayer,
 )
-from crispseg.ops.cosines import match
+from crispseg.ops.train.matching import match
 
 WIDTHS = (8, 16, 24, 32)
 

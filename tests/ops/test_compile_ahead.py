@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from crispseg.ops import compile_ahead as room
-from crispseg.ops.choice import HAS_TRITON
+from crispseg.ops.dispatch import HAS_TRITON
 
 needs_gpu = pytest.mark.skipif(not (torch.cuda.is_available() and HAS_TRITON), reason="needs a CUDA device and Triton")
 
@@ -30,7 +30,7 @@ def test_a_kernel_is_known_by_all_it_is_made_of():
 def test_constants_are_no_names_of_types():
     """Such a string comes back from Triton's own description as the type, and another kernel would be compiled."""
     tl = pytest.importorskip("triton.language")
-    from crispseg.ops.kernels.ncssd_launch import product_of
+    from crispseg.ops.nc_ssd.launch import product_of
 
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         assert not tl.dtype.is_dtype(product_of(torch.zeros(1, dtype=dtype)))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FILES = sorted(path.relative_to(ROOT) for path in ROOT.glob("tests/*/interpreted*.py"))
+FILES = sorted(path.relative_to(ROOT) for path in ROOT.glob("tests/**/interpreted*.py"))
 
 
 def test_there_are_such_files():

@@ -61,7 +61,7 @@ class Place(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class ExperimentPlan:
     tables: tuple[Table, ...]
     data: tuple[DataSet, ...]
     seeds: tuple[int, ...]
@@ -79,7 +79,7 @@ class Plan:
 
 def make_plan(
     tables: Sequence[Table], data: Sequence[DataSet], words: Sequence[str], seeds: Sequence[int], out: Path
-) -> Plan:
+) -> ExperimentPlan:
     """Every config is checked before anything runs. Seed by seed, so that a plan cut short has whole tables."""
     names = [table.name for table in tables]
     if len(set(names)) < len(names):
@@ -93,7 +93,7 @@ def make_plan(
                     place = Place(table.name, row.name, one.label, seed)
                     values = row_values(table, row, one.values)
                     places[place] = _plan_run(place, _scored(config_from(values, [*words, f"seed={seed}"])), out)
-    return Plan(tuple(tables), tuple(data), tuple(seeds), out, places)
+    return ExperimentPlan(tuple(tables), tuple(data), tuple(seeds), out, places)
 
 
 def _scored(config: TrainConfig) -> TrainConfig:

@@ -9,7 +9,7 @@ from typing import Any
 
 from crispseg import config as configs
 from crispseg.ablate import plot, speed
-from crispseg.ablate.plan import Place, Plan, slug
+from crispseg.ablate.plan import ExperimentPlan, Place, slug
 from crispseg.ablate.statistics import BEST, Column, Difference, Result, Summary, columns, compared, paired, summarise
 from crispseg.ablate.store import Store
 from crispseg.ablate.table import Row, Table
@@ -24,7 +24,7 @@ class Found:
     """What there is of a table."""
 
     table: Table
-    plan: Plan
+    plan: ExperimentPlan
     results: dict[Place, Result]
     missing: dict[Place, str]  # why
     timings: Timings | None
@@ -66,7 +66,7 @@ class Found:
         }
 
 
-def find(table: Table, plan: Plan, store: Store, timings: Timings | None) -> Found:
+def find(table: Table, plan: ExperimentPlan, store: Store, timings: Timings | None) -> Found:
     results: dict[Place, Result] = {}
     missing: dict[Place, str] = {}
     for place, run in plan.places.items():
@@ -80,7 +80,7 @@ def find(table: Table, plan: Plan, store: Store, timings: Timings | None) -> Fou
     return Found(table, plan, results, missing, timings)
 
 
-def report(table: Table, plan: Plan, store: Store, timings: Timings | None) -> str:
+def report(table: Table, plan: ExperimentPlan, store: Store, timings: Timings | None) -> str:
     """Write TABLE.md, TABLE.json and, where there are timings, a plot per data set; returns the Markdown."""
     found = find(table, plan, store, timings)
     drawn = [] if timings is None else _draw(found, timings)

@@ -15,8 +15,8 @@ from crispseg.losses import orthogonality_loss
 from crispseg.models.base import SegmentationModel
 from crispseg.models.crisp import CRISP
 from crispseg.models.layers import resize
-from crispseg.ops.cosines import match
-from crispseg.ops.spec import widened
+from crispseg.ops.common.precision import widened
+from crispseg.ops.train.matching import match
 
 USED = 0.01  # a prototype with a smaller share of its class's pixels counts as unused
 

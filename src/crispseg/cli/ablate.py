@@ -23,7 +23,7 @@ from crispseg.errors import UserError
 from crispseg.outputs import only_one
 
 if TYPE_CHECKING:
-    from crispseg.ablate.plan import Plan
+    from crispseg.ablate.plan import ExperimentPlan
     from crispseg.ablate.store import Store
     from crispseg.cli.printer import Printer
 
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> None:
         _run_and_report(args, plan, store, out)
 
 
-def _run_and_report(args: argparse.Namespace, plan: Plan, store: Store, out: Printer) -> None:
+def _run_and_report(args: argparse.Namespace, plan: ExperimentPlan, store: Store, out: Printer) -> None:
     from crispseg.ablate.runner import Runner
 
     problems: list[str] = []
@@ -93,7 +93,7 @@ def _run_and_report(args: argparse.Namespace, plan: Plan, store: Store, out: Pri
         raise UserError(f"{len(problems)} of {len(plan.runs)} runs failed; " + "; ".join(problems))
 
 
-def listing(plan: Plan, store: Store) -> str:
+def listing(plan: ExperimentPlan, store: Store) -> str:
     """The distinct runs, how each stands and who needs it."""
     lines = []
     for one in plan.runs:
@@ -102,7 +102,7 @@ def listing(plan: Plan, store: Store) -> str:
     return "\n".join([*lines, f"{len(plan.runs)} runs for {len(plan.places)} places; {finished} finished"])
 
 
-def _measure(plan: Plan, out: Printer) -> None:
+def _measure(plan: ExperimentPlan, out: Printer) -> None:
     from crispseg.ablate.report import bench_file
     from crispseg.ablate.speed import measure
 
@@ -111,7 +111,7 @@ def _measure(plan: Plan, out: Printer) -> None:
             measure(table, bench_file(table, plan.out), out.say)
 
 
-def _report(plan: Plan, store: Store, out: Printer, with_bench: bool) -> None:
+def _report(plan: ExperimentPlan, store: Store, out: Printer, with_bench: bool) -> None:
     from crispseg.ablate.report import bench_file, report, result_file
     from crispseg.bench import read
 

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 
 from crispseg.data import known
 from crispseg.data.classes import IGNORE, ClassTable
-from crispseg.data.plan import Item, Plan, Wanted, collect, mmseg_plan, unpaired
+from crispseg.data.plan import DatasetPlan, Item, Wanted, collect, mmseg_plan, unpaired
 from crispseg.data.sources import Entry
 
 BANDS = ("red", "green", "blue")
 _FOLDERS = re.compile(r"(train|val|test)/(urban|rural)/(images_png|masks_png|masks_png_convert)$")
 
 
-def plan(entries: Sequence[Entry], wanted: Wanted = "both") -> Plan:
+def plan(entries: Sequence[Entry], wanted: Wanted = "both") -> DatasetPlan:
     if any("img_dir" in entry.folders for entry in entries):
         found = mmseg_plan("loveda", entries, BANDS)
     else:
@@ -29,7 +29,7 @@ def plan(entries: Sequence[Entry], wanted: Wanted = "both") -> Plan:
     return found
 
 
-def _official(entries: Sequence[Entry]) -> Plan:
+def _official(entries: Sequence[Entry]) -> DatasetPlan:
     places = [(match, e) for e in entries if (match := _FOLDERS.search("/".join(e.folders)))]
     # GeoSeg's converted labels (0 to 6, 7 ignored) stand in where the original ones are gone.
     original = any(match[3] == "masks_png" for match, _ in places)
@@ -39,7 +39,7 @@ def _official(entries: Sequence[Entry]) -> Plan:
         for match, entry in places
         if match[3] in ("images_png", masks) and entry.path.suffix.lower() == ".png"
     )
-    return Plan(
+    return DatasetPlan(
         "loveda",
         "loveda",
         table,
@@ -58,7 +58,7 @@ def _in_number_order(item: Item) -> tuple[str, int, str]:
     return (place, int(number) if number.isdecimal() else -1, number)
 
 
-def _check_counts(plan: Plan, counts: Counter[str]) -> None:
+def _check_counts(plan: DatasetPlan, counts: Counter[str]) -> None:
     for split, published in known.LOVEDA_COUNTS.items():
         archive = f"{split.capitalize()}.zip of LoveDA (on Zenodo)"
         if counts[split]:

@@ -24,7 +24,7 @@ class Item:
 
 
 @dataclasses.dataclass
-class Plan:
+class DatasetPlan:
     dataset: str
     layout: str
     table: ClassTable  # the meaning of the label files in this layout
@@ -89,7 +89,7 @@ def mmseg_plan(
     bands: tuple[str, ...],
     tile_name: re.Pattern[str] | None = None,
     tiles: Sequence[str] = (),
-) -> Plan:
+) -> DatasetPlan:
     """mmsegmentation's layout: img_dir/<split>/x.png beside ann_dir/<split>/x.png; 0 is ignored, classes from 1."""
     table = known.TABLES[dataset]
     table = ClassTable(table.names, values=tuple(range(1, len(table.names) + 1)), ignored_values=(0, IGNORE))
@@ -101,7 +101,7 @@ def mmseg_plan(
             name = entry.path.stem if tile_name else f"{entry.folder}_{entry.path.stem}"
             triples.append((name, "image" if kind == "img_dir" else variant, entry))
     items = collect(triples)
-    plan = Plan(dataset, "mmsegmentation", table, sorted(items.values(), key=lambda item: item.name), bands)
+    plan = DatasetPlan(dataset, "mmsegmentation", table, sorted(items.values(), key=lambda item: item.name), bands)
     plan.problems = unpaired(plan.items, unlabelled_prefix="test_")
     if tile_name:
         plan.problems += [f"{name} is not named after a tile" for name in items if not tile_name.match(name)]
@@ -112,7 +112,7 @@ def mmseg_plan(
 
 def geoseg_patches_plan(
     dataset: str, entries: Sequence[Entry], tile_name: re.Pattern[str], bands: tuple[str, ...]
-) -> Plan:
+) -> DatasetPlan:
     """GeoSeg's patches: train/images_1024 and train/masks_1024 (full labels), the same for test (eroded), 6 ignored."""
     count = len(known.TABLES[dataset].names)
     table = ClassTable(known.TABLES[dataset].names, ignored_values=(count, IGNORE))
@@ -125,7 +125,7 @@ def geoseg_patches_plan(
             name = f"{_joined(match)}_patch{entry.path.stem[match.end() :]}"
             triples.append((name, "image" if kind[1] == "images" else variant, entry))
     items = collect(triples)
-    plan = Plan(dataset, "geoseg patches", table, sorted(items.values(), key=lambda item: item.name), bands)
+    plan = DatasetPlan(dataset, "geoseg patches", table, sorted(items.values(), key=lambda item: item.name), bands)
     plan.problems = unpaired(plan.items)
     plan.black_is_padding = True
     plan.remarks = [

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 
 from crispseg.data import known
-from crispseg.data.plan import Plan, Wanted, collect, geoseg_patches_plan, mmseg_plan, pick_tiles
+from crispseg.data.plan import DatasetPlan, Wanted, collect, geoseg_patches_plan, mmseg_plan, pick_tiles
 from crispseg.data.sources import Entry
 
 BANDS = ("red", "green", "blue")
@@ -33,7 +33,7 @@ _MMSEG_NAME = re.compile(r"\d+_\d+_\d+_\d+_\d+_\d+$")  # tile, then the window
 _PATCH = re.compile(r"top_potsdam_(\d+)_(\d+)(?=_\d+_\d+)")
 
 
-def plan(entries: Sequence[Entry], wanted: Wanted = "both", images: str = "auto") -> Plan:
+def plan(entries: Sequence[Entry], wanted: Wanted = "both", images: str = "auto") -> DatasetPlan:
     """`images`: which of COMPOSITIONS to take; "auto" is the one that is there, red-green-blue where several are."""
     if any("img_dir" in entry.folders for entry in entries):
         return mmseg_plan("potsdam", entries, BANDS, _MMSEG_NAME, known.POTSDAM_TILES)
@@ -51,4 +51,4 @@ def plan(entries: Sequence[Entry], wanted: Wanted = "both", images: str = "auto"
     items, missing = pick_tiles(collect(triples), known.POTSDAM_TILES, wanted, ARCHIVES)
     remarks = [f"{chosen} images are taken; {', '.join(there)} are there: choose with --images"] if there[1:] else []
     bands = COMPOSITIONS[chosen]
-    return Plan("potsdam", "isprs", known.ISPRS, items, bands, 6000, missing=missing, remarks=remarks)
+    return DatasetPlan("potsdam", "isprs", known.ISPRS, items, bands, 6000, missing=missing, remarks=remarks)

@@ -22,7 +22,7 @@ from crispseg.data.classes import IGNORE, ClassTable
 from crispseg.data.images import Array, Header, read_header, read_image
 from crispseg.data.labels import LabelError, Mask, Unknown, histogram, read_labels
 from crispseg.data.manifest import FOLDERS, MANIFEST, FileFacts, ImageEntry, band_sums, check_entry, read_manifest
-from crispseg.data.plan import Item, Plan, Wanted
+from crispseg.data.plan import DatasetPlan, Item, Wanted
 from crispseg.data.protocol import SPLITS, Protocol, get_protocol, list_protocols
 from crispseg.data.sources import Entry, scan
 from crispseg.errors import UserError, unknown
@@ -48,7 +48,7 @@ class Choices:
     images: str = "auto"  # of Potsdam: rgb, irrg or rgbir
 
 
-def make_plan(dataset: str, source: str | Path, choices: Choices | None = None) -> Plan:
+def make_plan(dataset: str, source: str | Path, choices: Choices | None = None) -> DatasetPlan:
     """Look through `source` for the data set's files."""
     if dataset not in DATASETS:
         raise unknown("data set", dataset, DATASETS)
@@ -56,9 +56,9 @@ def make_plan(dataset: str, source: str | Path, choices: Choices | None = None) 
     found = scan(source)
     room = importlib.import_module(f"crispseg.data.{dataset}")
     if choices.images == "auto":
-        plan = cast(Plan, room.plan(found.entries, choices.labels))
+        plan = cast(DatasetPlan, room.plan(found.entries, choices.labels))
     elif dataset == "potsdam":
-        plan = cast(Plan, room.plan(found.entries, choices.labels, choices.images))
+        plan = cast(DatasetPlan, room.plan(found.entries, choices.labels, choices.images))
     else:
         raise UserError(f"--images is for Potsdam, which comes in several compositions; {dataset} has one")
     plan.problems += found.problems
@@ -71,7 +71,7 @@ def make_plan(dataset: str, source: str | Path, choices: Choices | None = None) 
     return plan
 
 
-def check(plan: Plan, track: Track | None = None) -> None:
+def check(plan: DatasetPlan, track: Track | None = None) -> None:
     """Refuse a plan with anything missing, unreadable or of the wrong size; all of it in one message."""
     problems = [*plan.missing, *plan.problems]
     sizes: set[tuple[int, int]] = set()
@@ -84,7 +84,7 @@ def check(plan: Plan, track: Track | None = None) -> None:
         plan.remarks.append(f"images are {found} px; the published ones are {plan.size} x {plan.size} px")
 
 
-def _item_problems(item: Item, plan: Plan, sizes: set[tuple[int, int]]) -> Iterator[str]:
+def _item_problems(item: Item, plan: DatasetPlan, sizes: set[tuple[int, int]]) -> Iterator[str]:
     if item.image is None:
         return
     try:
@@ -119,7 +119,7 @@ def _listed(problems: list[str]) -> str:
 
 
 def prepare(
-    plan: Plan,
+    plan: DatasetPlan,
     out: str | Path,
     choices: Choices | None = None,
     track: Track | None = None,
@@ -160,7 +160,7 @@ def prepare(
         return _finish(plan, out, choices, journal)
 
 
-def _files_of(plan: Plan, out: Path) -> list[Path]:
+def _files_of(plan: DatasetPlan, out: Path) -> list[Path]:
     images = [out / "images" / f"{item.name}.png" for item in plan.items]
     masks = [out / FOLDERS[variant] / f"{item.name}.png" for item in plan.items for variant in item.masks]
     return [*images, *masks, out / "split.csv"]
@@ -179,7 +179,7 @@ def _signature(item: Item, choices: Choices) -> str:
     return hashlib.sha256(repr((sources, options)).encode()).hexdigest()[:16]
 
 
-def _write_item(item: Item, plan: Plan, out: Path, choices: Choices) -> dict[str, Any]:
+def _write_item(item: Item, plan: DatasetPlan, out: Path, choices: Choices) -> dict[str, Any]:
     """One image and its masks; what the manifest will say of them."""
     assert item.image is not None
     source = item.image.open()
@@ -320,7 +320,7 @@ def _matches(path: Path, facts: FileFacts) -> bool:
         return False
 
 
-def _finish(plan: Plan, out: Path, choices: Choices, journal: _Journal) -> dict[str, Any]:
+def _finish(plan: DatasetPlan, out: Path, choices: Choices, journal: _Journal) -> dict[str, Any]:
     entries = [journal.entries[item.name] for item in plan.items]
     known_here = [get_protocol(name) for name in list_protocols(plan.dataset)]
     protocols = [protocol for protocol in known_here if _usable(protocol, entries)]

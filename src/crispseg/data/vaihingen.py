@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 
 from crispseg.data import known
-from crispseg.data.plan import Plan, Wanted, collect, geoseg_patches_plan, mmseg_plan, pick_tiles
+from crispseg.data.plan import DatasetPlan, Wanted, collect, geoseg_patches_plan, mmseg_plan, pick_tiles
 from crispseg.data.sources import Entry
 
 BANDS = ("near_infrared", "red", "green")
@@ -28,7 +28,7 @@ _MMSEG_NAME = re.compile(r"area\d+_\d+_\d+_\d+_\d+$")
 _PATCH = re.compile(r"top_mosaic_09cm_(area\d+)(?=_\d+_\d+)")
 
 
-def plan(entries: Sequence[Entry], wanted: Wanted = "both") -> Plan:
+def plan(entries: Sequence[Entry], wanted: Wanted = "both") -> DatasetPlan:
     if any("img_dir" in entry.folders for entry in entries):
         return mmseg_plan("vaihingen", entries, BANDS, _MMSEG_NAME, known.VAIHINGEN_TILES)
     triples = []
@@ -40,4 +40,4 @@ def plan(entries: Sequence[Entry], wanted: Wanted = "both") -> Plan:
     if not triples and any(_PATCH.match(entry.path.stem) for entry in entries):
         return geoseg_patches_plan("vaihingen", entries, _PATCH, BANDS)
     items, missing = pick_tiles(collect(triples), known.VAIHINGEN_TILES, wanted, ARCHIVES)
-    return Plan("vaihingen", "isprs", known.ISPRS, items, BANDS, missing=missing)
+    return DatasetPlan("vaihingen", "isprs", known.ISPRS, items, BANDS, missing=missing)

@@ -21,8 +21,8 @@ from crispseg.models.crisp import CRISP
 from crispseg.models.layers import to_channels_first, to_channels_last
 from crispseg.models.omp import Attention, ConcatNeck, DynamicTokens, OMPHead, TopDownNeck, TwoWayLayer
 from crispseg.models.vssd import VSSD
-from crispseg.ops.cosines import match
-from crispseg.ops.spec import widened
+from crispseg.ops.common.precision import widened
+from crispseg.ops.train.matching import match
 
 
 def run_omp(run: Context, model: CRISP) -> Stream:

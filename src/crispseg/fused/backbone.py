@@ -16,14 +16,15 @@ from crispseg.fused import strips
 from crispseg.fused.layers import FusedNorm, Packed, Product, Ready, aligned, channels_last, linear_gelu, padded
 from crispseg.models.layers import to_channels_first
 from crispseg.models.vssd import VSSD, AttentionMixer, Block, Downsample, NCSSDMixer, Stem
-from crispseg.ops import onednn
-from crispseg.ops.attend_tokens import Norm
-from crispseg.ops.block import MLP, Start, conv_norm_mlp, conv_norm_project, mlp_takes
-from crispseg.ops.convolution import convolve, convolve_image, halve_and_mix
-from crispseg.ops.depthwise import depthwise3x3, depthwise3x3_norm, packed
-from crispseg.ops.gated import gated_mixer
-from crispseg.ops.normalize import layer_norm
-from crispseg.ops.spec import Gates, sum_dtype
+from crispseg.ops.common.precision import sum_dtype
+from crispseg.ops.cpu import onednn
+from crispseg.ops.infer.block import MLP, Start, conv_norm_mlp, conv_norm_project, mlp_takes
+from crispseg.ops.infer.gated_mixer import gated_mixer
+from crispseg.ops.infer.token_attention import Norm
+from crispseg.ops.maps.convolution import convolve, convolve_image, halve_and_mix
+from crispseg.ops.maps.depthwise import depthwise3x3, depthwise3x3_norm, packed
+from crispseg.ops.maps.normalize import layer_norm
+from crispseg.ops.nc_ssd.spec import Gates
 
 # A hidden unit of the MLP that is always this value carries the second product's bias, so that the product can add
 # into the residual. GELU leaves 8 as it is, and dividing by a power of two costs the bias no digits.
@@ -68,7 +69,7 @@ class FusedMixer(Packed, Ready):
         gains = onednn.Linear.of(dt.t(), self.dt_bias)
         convolution = onednn.Convolution.of(self.convolution, self.convolution_bias, (1, 1), groups=xbc.shape[1])
         gates, rate, least = self._gates(), self.a_log.exp(), torch.zeros_like(self.a_log)
-        if gates.residual is not None and self.rule.residual_folds:  # into the gain, see `crispseg.ops.torch`
+        if gates.residual is not None and self.rule.residual_folds:  # into the gain, see `crispseg.ops.nc_ssd.formula`
             rate, least = (1 - gates.residual) * rate, gates.residual
             gates = gates._replace(residual=None)
         norm = Norm(self.norm_weight, self.norm_bias, self.eps)

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from crispseg.fused.layers import Ready
 from crispseg.models.layers import to_channels_first, to_channels_last
-from crispseg.ops import onednn
-from crispseg.ops.winograd import same_convolution
+from crispseg.ops.cpu import onednn
+from crispseg.ops.cpu.winograd import same_convolution
 
 
 def prepare_convolutions(model: nn.Module) -> None:

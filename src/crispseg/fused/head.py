@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from crispseg.fused.layers import FusedNorm, Packed, Product
 from crispseg.fused.neck import FusedConcat, FusedTopDown
 from crispseg.models.omp import Attention, DynamicTokens, HyperNetwork, OMPHead, TopDownNeck, TwoWayLayer
-from crispseg.ops import attend_parts, onednn
-from crispseg.ops.attend import pixels_attend_tokens, read_pixels
-from crispseg.ops.attend_parts import Writing
-from crispseg.ops.attend_tokens import (
+from crispseg.ops.cpu import attention_in_parts, onednn
+from crispseg.ops.cpu.attention_in_parts import Writing
+from crispseg.ops.infer.matching import best_cosines, grouped_product, max_and_mean, mix_candidates
+from crispseg.ops.infer.pixel_attention import pixels_attend_tokens, read_pixels
+from crispseg.ops.infer.token_attention import (
     Join,
     OwnAttention,
     Perceptron,
@@ -33,7 +34,6 @@ from crispseg.ops.attend_tokens import (
     join_vectors,
     settle,
 )
-from crispseg.ops.matching import best_cosines, grouped_product, max_and_mean, mix_candidates
 
 
 class FusedTokens(Packed):
@@ -292,9 +292,9 @@ class FusedHead(nn.Module):
     def _by_parts(self, pixels: Tensor, tokens: Tensor, queries: Tensor) -> Tensor:
         """The same; as the next queries depend on the tokens alone, a layer passes the pixels once. Overwrites them."""
         layers: list[Any] = list(self.layers)
-        images: Sequence[attend_parts.Parts] = attend_parts.split(pixels)
-        read = attend_parts.read(images, queries, layers[0].read.projection)
+        images: Sequence[attention_in_parts.Parts] = attention_in_parts.split(pixels)
+        read = attention_in_parts.read(images, queries, layers[0].read.projection)
         for layer, reader in zip(layers, [*(layer.read for layer in layers[1:]), self.final], strict=True):
             tokens, queries, writing = layer.tokens_only(tokens, read)
-            images, read = attend_parts.write_and_read(images, writing, queries, reader.projection)
-        return attend_parts.best_cosines(images, self.hyper(tokens, read, self.final.join()), self.scale)
+            images, read = attention_in_parts.write_and_read(images, writing, queries, reader.projection)
+        return attention_in_parts.best_cosines(images, self.hyper(tokens, read, self.final.join()), self.scale)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from crispseg.ops import onednn
-from crispseg.ops.attend_tokens import Norm
-from crispseg.ops.normalize import layer_norm
+from crispseg.ops.cpu import onednn
+from crispseg.ops.infer.token_attention import Norm
+from crispseg.ops.maps.normalize import layer_norm
 
 ALIGNMENT = 8  # widths of matrix products are multiples of it: others take a slow path in half precision
 

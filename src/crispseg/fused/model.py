@@ -9,17 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from crispseg.errors import UserError
-from crispseg.fused.aside import Aside
 from crispseg.fused.backbone import FusedVSSD
 from crispseg.fused.convolutions import prepare_convolutions
 from crispseg.fused.fold import fold_batchnorms
 from crispseg.fused.graphs import GraphCache
 from crispseg.fused.head import FusedHead
+from crispseg.fused.side_stream import Aside
 from crispseg.models.base import SegmentationModel
 from crispseg.models.crisp import CRISP
 from crispseg.models.upernet import UPerNet
-from crispseg.ops.resizing import upsample
-from crispseg.ops.spec import widened
+from crispseg.ops.common.precision import widened
+from crispseg.ops.maps.resizing import upsample
 from crispseg.threads import one_thread
 
 _PRECISIONS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)

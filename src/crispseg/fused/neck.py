@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from crispseg.fused.layers import FusedNorm, Packed, Product, Ready, channels_last
 from crispseg.models.omp import ConcatNeck, TopDownNeck
-from crispseg.ops import onednn
-from crispseg.ops.convolution import convolve
-from crispseg.ops.normalize import norm_relu_add
-from crispseg.ops.resizing import resize_add, resized
-from crispseg.ops.winograd import Frame, Winograd, same_convolution
+from crispseg.ops.cpu import onednn
+from crispseg.ops.cpu.winograd import Frame, Winograd, same_convolution
+from crispseg.ops.maps.convolution import convolve
+from crispseg.ops.maps.normalize import norm_relu_add
+from crispseg.ops.maps.resizing import resize_add, resized
 
 
 class FusedTopDown(Packed, Ready):

@@ -16,10 +16,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from crispseg.models.vssd import Selection
-from crispseg.ops import State, accumulate, add_query_sums, add_states, onednn
-from crispseg.ops.attend_tokens import Norm
-from crispseg.ops.spec import Gates, Rule
-from crispseg.ops.torch import queries_of, read_queries, sums_of
+from crispseg.ops import State, accumulate, add_query_sums, add_states
+from crispseg.ops.cpu import onednn
+from crispseg.ops.infer.token_attention import Norm
+from crispseg.ops.nc_ssd.formula import queries_of, read_queries, sums_of
+from crispseg.ops.nc_ssd.spec import Gates, Rule
 
 NUMBERS = 2**21  # of a strip, wherever it has most: 8 MB
 _LEAST = 8  # rows, of which two more are computed

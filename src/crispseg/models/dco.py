@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from crispseg import config as configs
-from crispseg.ops.gates import gates
-from crispseg.ops.spec import Gates, Readout, Skip
+from crispseg.ops.nc_ssd.spec import Gates, Readout, Skip
+from crispseg.ops.train.gates import gates
 
 
 @dataclasses.dataclass(frozen=True)

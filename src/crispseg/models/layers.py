@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from crispseg.ops import batch_norm as norms
-from crispseg.ops import mlp as products
-from crispseg.ops.drop_path import add_kept, kept_scale
-from crispseg.ops.resizing import resize_scores
+from crispseg.ops.maps.resizing import resize_scores
+from crispseg.ops.train import batch_norm as norms
+from crispseg.ops.train import mlp as products
+from crispseg.ops.train.drop_path import add_kept, kept_scale
 
 
 class BatchNorm2d(nn.BatchNorm2d):

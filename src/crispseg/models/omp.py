@@ -19,14 +19,14 @@ from torch.nn import functional
 from crispseg.errors import UserError
 from crispseg.models.layers import BatchNorm2d, ConvNorm
 from crispseg.models.options import check_sizes
-from crispseg.ops import residual_attention
-from crispseg.ops.cosines import best_match, match
-from crispseg.ops.cross_attention import attention, few_tokens_attention, takes
-from crispseg.ops.mlp import linear
-from crispseg.ops.normalize import layer_norm
-from crispseg.ops.residual_attention import Layers
-from crispseg.ops.resizing import add_resized
-from crispseg.ops.spec import widened
+from crispseg.ops.common.precision import widened
+from crispseg.ops.maps.normalize import layer_norm
+from crispseg.ops.maps.resizing import add_resized
+from crispseg.ops.train import residual_attention
+from crispseg.ops.train.cross_attention import attention, few_tokens_attention, takes
+from crispseg.ops.train.matching import best_match, match
+from crispseg.ops.train.mlp import linear
+from crispseg.ops.train.residual_attention import Layers
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,13 +21,13 @@ from crispseg.models.dco import DCO, DCOConfig, dco_config
 from crispseg.models.layers import ConvNorm, DropPath, to_channels_first, to_channels_last
 from crispseg.models.options import check_sizes
 from crispseg.ops import Gates, Rule, ncssd
-from crispseg.ops.depthwise import depthwise3x3, depthwise3x3_norm
-from crispseg.ops.gated_training import convolve_mix_gate
-from crispseg.ops.mlp import mlp
-from crispseg.ops.normalize import layer_norm
-from crispseg.ops.projection import project
-from crispseg.ops.spec import Fusion as OperatorFusion
-from crispseg.ops.spec import widened
+from crispseg.ops.common.precision import widened
+from crispseg.ops.maps.depthwise import depthwise3x3, depthwise3x3_norm
+from crispseg.ops.maps.normalize import layer_norm
+from crispseg.ops.nc_ssd.spec import Fusion as OperatorFusion
+from crispseg.ops.train.gated_mixer import convolve_mix_gate
+from crispseg.ops.train.mlp import mlp
+from crispseg.ops.train.projection import project
 
 Fusion = Literal["raw", "normalized", "selective"]
 

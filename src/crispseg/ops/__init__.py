@@ -13,19 +13,11 @@ from collections.abc import Callable
 from torch import Tensor
 
 from crispseg.errors import unknown
-from crispseg.ops import reference as _reference
-from crispseg.ops import torch as _torch
-from crispseg.ops.choice import ENVIRONMENT_VARIABLE, HAS_TRITON, exporting, only
-from crispseg.ops.spec import Fusion, Gates, Readout, Rule, Skip
-from crispseg.ops.torch import (
-    QuerySums,
-    State,
-    accumulate,
-    add_query_sums,
-    add_states,
-    query_sums,
-    read_out,
-)
+from crispseg.ops.dispatch import ENVIRONMENT_VARIABLE, HAS_TRITON, exporting, only
+from crispseg.ops.nc_ssd import formula as _torch
+from crispseg.ops.nc_ssd import reference as _reference
+from crispseg.ops.nc_ssd.formula import QuerySums, State, accumulate, add_query_sums, add_states, query_sums, read_out
+from crispseg.ops.nc_ssd.spec import Fusion, Gates, Readout, Rule, Skip
 
 __all__ = [
     "BACKENDS",
@@ -52,7 +44,7 @@ BACKENDS: dict[str, Backend] = {"torch": _torch.ncssd, "reference": _reference.n
 
 # Imported here and not on first use, because a compiler that traces `ncssd` must find it.
 if HAS_TRITON:
-    from crispseg.ops import triton as _triton
+    from crispseg.ops.nc_ssd import operator as _triton
 
     BACKENDS = {"triton": _triton.ncssd, **BACKENDS}
 

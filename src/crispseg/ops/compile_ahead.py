@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from crispseg.ops.choice import HAS_TRITON, kernels_wanted
+from crispseg.ops.dispatch import HAS_TRITON, kernels_wanted
 
 _WORTHWHILE = 4  # kernels; fewer are compiled sooner than processes start
 _KNOWN: set[str] = set()  # kernels that this process has seen compiled
@@ -192,7 +192,7 @@ def _sources() -> str:
     """A digest of all kernels' sources: any of them may be part of another."""
     if not _SOURCES:
         digest = hashlib.blake2b(digest_size=16)
-        for path in sorted((Path(__file__).parent / "kernels").glob("**/*.py")):
+        for path in sorted(Path(__file__).parent.glob("**/*.py")):
             digest.update(path.read_bytes())
         _SOURCES.append(digest.hexdigest())
     return _SOURCES[0]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from crispseg.ops.spec import sum_dtype, without_autocast
+from crispseg.ops.common.precision import sum_dtype, without_autocast
 
 SUM_EPS = 1e-6  # added to each channel of the key sum
 NORM_EPS = 1e-6  # the authors divide by a bare norm: a zero vector (a dead ReLU) gave them NaN

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from crispseg.ops.spec import sum_dtype, without_autocast
+from crispseg.ops.common.precision import sum_dtype, without_autocast
 
 CHUNK = 32  # tokens whose states are held at once
 

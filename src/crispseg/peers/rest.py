@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from crispseg.models.layers import BatchNorm2d
-from crispseg.ops.spec import sum_dtype, without_autocast
+from crispseg.ops.common.precision import sum_dtype, without_autocast
 from crispseg.peers.blocks import conv, small_normal
 
 WIDTHS = (64, 128, 256, 512)

@@ -46,7 +46,7 @@ _LUMA = np.array([0.299, 0.587, 0.114])
 _MIDDLE = 127.5
 
 
-class Plan(NamedTuple):
+class DrawnChanges(NamedTuple):
     """What happens to each of B pictures."""
 
     places: Tensor  # (B, 2, 3): where in the source, -1 to 1, a place of the result lies
@@ -56,11 +56,11 @@ class Plan(NamedTuple):
     sharpness: Tensor  # (B,) above 0 sharper, below 0 smoother
     box: Tensor  # (B, 4) top, left, bottom, right of a greyed box, 0 to 1
 
-    def to(self, device: torch.device) -> Plan:
-        return Plan(*(x.to(device, non_blocking=True) for x in self))
+    def to(self, device: torch.device) -> DrawnChanges:
+        return DrawnChanges(*(x.to(device, non_blocking=True) for x in self))
 
 
-def plan_changes(how: Changes, seed: int, epochs: Whole, indices: Whole, aerial: bool) -> Plan:
+def plan_changes(how: Changes, seed: int, epochs: Whole, indices: Whole, aerial: bool) -> DrawnChanges:
     """Drawn for each picture from its own (seed, epoch, index)."""
     u = uniforms(seed, epochs, indices, _FIXED + 3 * how.picks, "changes")
     count = len(u)
@@ -78,15 +78,15 @@ def plan_changes(how: Changes, seed: int, epochs: Whole, indices: Whole, aerial:
         sharpness = np.where(is_kind["sharpness"], 1.8 * amount, sharpness)
     box = _box(u[:, 12:16], u[:, 11] < how.erase)
     values = (places[:, :2], colours, solarise, levels, sharpness, box)
-    return Plan(*(torch.from_numpy(np.ascontiguousarray(x, np.float32)) for x in values))
+    return DrawnChanges(*(torch.from_numpy(np.ascontiguousarray(x, np.float32)) for x in values))
 
 
-def no_changes(count: int) -> Plan:
+def no_changes(count: int) -> DrawnChanges:
     """The whole picture as it is."""
     eye = torch.eye(3)[:2].expand(count, 2, 3)
     colours = torch.eye(3, 4).expand(count, 3, 4)
     whole = torch.full((count,), 256.0)
-    return Plan(eye, colours, whole, whole, torch.zeros(count), torch.zeros(count, 4))
+    return DrawnChanges(eye, colours, whole, whole, torch.zeros(count), torch.zeros(count, 4))
 
 
 def _crop(u: Numbers, how: Changes, aerial: bool) -> Numbers:
@@ -148,7 +148,7 @@ def _box(u: Numbers, wanted: NDArray[np.bool_]) -> Numbers:
     return np.stack([top, left, top + height, left + width], axis=1) * wanted[:, None]
 
 
-def apply_changes(pictures: Tensor, plan: Plan, size: int) -> Tensor:
+def apply_changes(pictures: Tensor, plan: DrawnChanges, size: int) -> Tensor:
     """(B, 3, S, S) of 8 bits -> (B, 3, size, size) of floats, 0 to 255."""
     finer = max(1, round(pictures.shape[-1] / size))  # sampled so finely, then averaged: nothing aliases
     shape = [len(pictures), 3, size * finer, size * finer]

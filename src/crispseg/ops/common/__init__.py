@@ -1,0 +1,1 @@
+"""What several kernels share: precisions, the hardware, launches, sums. Nothing of the network."""

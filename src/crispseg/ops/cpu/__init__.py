@@ -1,0 +1,1 @@
+"""Faster ways on a CPU: oneDNN's products, Winograd's convolutions, attention that stays in the cache."""

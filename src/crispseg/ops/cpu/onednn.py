@@ -1,0 +1,104 @@
+"""Products and convolutions in float32 on a CPU with weights laid out for oneDNN beforehand. Inference only.
+
+torch's own products are those of another library, which is slower on some processors, and its convolutions lay their
+weights out anew at each call. The operators that do better are the ones that torch.compile ends up with; they are
+private, so all that is known of them is here, and where `applies` says no, callers use torch's public operations.
+Weights laid out in this way are opaque tensors: whoever keeps them drops them from copies and pickles.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+import torch
+from torch import Tensor
+
+from crispseg.ops.dispatch import ENVIRONMENT_VARIABLE
+
+_OPERATORS = ("_linear_pointwise", "_reorder_linear_weight", "_convolution_pointwise", "_reorder_convolution_weight")
+_AVAILABLE = torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in _OPERATORS)
+
+_PLAIN = (Tensor, torch.nn.Parameter)  # not what stands for a tensor while something is traced
+
+
+def applies(*tensors: Tensor) -> bool:
+    """Whether these tensors can be worked on here: float32 on a CPU, no gradient asked for, and nobody is tracing,
+    exporting, compiling or counting operations, or has asked for the plain formulas."""
+    return (
+        not torch.compiler.is_compiling()
+        and _AVAILABLE
+        and not torch.is_grad_enabled()
+        and all(type(x) in _PLAIN and x.device.type == "cpu" and x.dtype == torch.float32 for x in tensors)
+        and torch._C._get_mkldnn_enabled()
+        and torch._C._len_torch_dispatch_stack() == 0
+        and not os.environ.get(ENVIRONMENT_VARIABLE)
+        and not torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Linear:
+    """x @ weight.T + bias of rows (n, in), through an activation: "none", "relu" or "gelu"."""
+
+    weight: Tensor
+    bias: Tensor | None
+    activation: str
+
+    @classmethod
+    def of(cls, weight: Tensor, bias: Tensor | None = None, activation: str = "none") -> Linear:
+        """weight (out, in)."""
+        return cls(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()), bias, activation)
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        return linear(rows, self.weight, self.bias, self.activation)
+
+
+def linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "none") -> Tensor:
+    """oneDNN's product of rows and a weight (out, in) as it is: laying the weight out is part of every call."""
+    y: Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, activation, [], "none")  # GELU's exact form
+    return y
+
+
+@dataclasses.dataclass(frozen=True)
+class Convolution:
+    """A convolution of maps (B, H, W, C) of one or more groups of channels."""
+
+    weight: Tensor
+    bias: Tensor | None
+    padding: tuple[int, int]
+    stride: tuple[int, int]
+    groups: int
+    relu: bool
+
+    @classmethod
+    def of(
+        cls,
+        weight: Tensor,
+        bias: Tensor | None,
+        padding: tuple[int, int],
+        stride: tuple[int, int] = (1, 1),
+        groups: int = 1,
+        relu: bool = False,
+        size: tuple[int, int] = (64, 64),
+    ) -> Convolution:
+        """weight (out, in / groups, h, w). Maps may be of any size; those not far from `size` need no other layout."""
+        channels_last = weight.contiguous(memory_format=torch.channels_last)
+        usual = (1, weight.shape[1] * groups, *size)
+        laid_out = torch.ops.mkldnn._reorder_convolution_weight(channels_last, padding, stride, (1, 1), groups, usual)
+        return cls(laid_out, bias, padding, stride, groups, relu)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y: Tensor = torch.ops.mkldnn._convolution_pointwise(
+            x.permute(0, 3, 1, 2),
+            self.weight,
+            self.bias,
+            self.padding,
+            self.stride,
+            (1, 1),
+            self.groups,
+            "relu" if self.relu else "none",
+            [],
+            "",
+        )
+        return y.permute(0, 2, 3, 1)

@@ -1,0 +1,1 @@
+"""Operators without gradients, for evaluation alone, each formula beside its kernels."""

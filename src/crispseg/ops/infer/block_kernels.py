@@ -1,0 +1,140 @@
+"""Half a block in one Triton kernel: depthwise 3x3 convolution with residual, LayerNorm, and the products that follow.
+
+`block.py` says what is computed. A program takes a patch of an image, ROWS x COLUMNS pixels with all their channels
+C: neighbouring patches share only their rims, which meet in the L2 cache. Sums are float32; what enters a matrix
+product is rounded to the map's precision. Offsets within a patch fit 32 bits, all others are taken in 64.
+"""
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from crispseg.ops.common.dependent_launch import after_the_kernel_before
+from crispseg.ops.common.rounding import INTERPRETED, multiply, rounded, widened
+
+
+@triton.jit
+def _channels(pointer, channel, TOKENS: tl.constexpr, C: tl.constexpr, SPREAD: tl.constexpr):
+    """One number per channel, float32. SPREAD has every thread load those it needs, in place of an exchange."""
+    if SPREAD:
+        numbers = tl.load(pointer + tl.broadcast_to(channel[None, :], (TOKENS, C)))
+    else:
+        numbers = tl.load(pointer + channel)[None, :]
+    return widened(numbers)
+
+
+@triton.jit
+def _cast(x, kind: tl.constexpr):
+    return rounded(x) if kind == tl.bfloat16 else x.to(kind)
+
+
+@triton.jit
+def _twice_gelu(x):
+    """x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x**3)))."""
+    inner = x * (0.7978845608028654 + 0.035677408136300125 * x * x)
+    if INTERPRETED:
+        tanh = 2 * tl.sigmoid(2 * inner) - 1
+    else:
+        tanh = tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [inner], tl.float32, is_pure=True, pack=1)
+    return x + x * tanh
+
+
+@triton.jit
+def _patch(height, width, C: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Where this program's patch starts in its map, and its pixels: their rows, columns, and offsets from there."""
+    across = tl.cdiv(width, COLUMNS)
+    top = tl.program_id(0) // across * ROWS
+    left = tl.program_id(0) % across * COLUMNS
+    token = tl.arange(0, ROWS * COLUMNS)
+    start = ((tl.program_id(1).to(tl.int64) * height + top) * width + left) * C
+    offset = (token // COLUMNS * width + token % COLUMNS) * C
+    return start, top + token // COLUMNS, left + token % COLUMNS, offset
+
+
+@triton.jit
+def _convolve_and_norm(
+    x, weight, bias, gamma, beta, eps, row, column, offset, height, width,
+    TOKENS: tl.constexpr, C: tl.constexpr, SPREAD: tl.constexpr,
+):  # fmt: skip
+    """x + conv(x) + bias and its LayerNorm, both float32 (TOKENS, C)."""
+    channel = tl.arange(0, C)
+    total = tl.zeros((TOKENS, C), tl.float32)
+    for line in tl.range(3, num_stages=1):  # a loop, as registers for nine loads at once would crowd out programs
+        above = row + line - 1
+        inside_rows = (above >= 0) & (above < height)
+        for side in tl.static_range(3):
+            beside = column + side - 1
+            inside = inside_rows & (beside >= 0) & (beside < width)
+            place = offset + ((line - 1) * width + side - 1) * C
+            pixels = tl.load(x + place[:, None] + channel[None, :], mask=inside[:, None], other=0.0)
+            scale = _channels(weight + (line * 3 + side) * C, channel, TOKENS, C, SPREAD)
+            if side == 1:
+                scale += tl.where(line == 1, 1.0, 0.0)  # the residual
+            total += widened(pixels) * scale
+    total += _channels(bias, channel, TOKENS, C, SPREAD)
+    mean = tl.sum(total, axis=1) / C
+    centred = total - mean[:, None]
+    normed = centred * tl.rsqrt(tl.sum(centred * centred, axis=1) / C + eps)[:, None]
+    normed *= _channels(gamma, channel, TOKENS, C, SPREAD)
+    return total, normed + _channels(beta, channel, TOKENS, C, SPREAD)
+
+
+@triton.jit
+def conv_norm_mlp(
+    x, weight, bias, gamma, beta, eps, fc1, fc1_bias, fc2, fc2_bias, out, height, width,
+    C: tl.constexpr, HIDDEN: tl.constexpr, FC2_STEP: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr, SPREAD: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
+    """CHUNK hidden units at a time: their sum over channels, GELU, and what they add to the output."""
+    after_the_kernel_before(EARLY)
+    TOKENS: tl.constexpr = ROWS * COLUMNS
+    kind = x.dtype.element_ty
+    start, row, column, offset = _patch(height, width, C, ROWS, COLUMNS)
+    total, normed = _convolve_and_norm(
+        x + start, weight, bias, gamma, beta, eps, row, column, offset, height, width, TOKENS, C, SPREAD
+    )
+    normed = _cast(normed, kind)
+    channel, unit = tl.arange(0, C), tl.arange(0, CHUNK)
+    total += tl.load(fc2_bias + channel).to(tl.float32)[None, :]
+    total *= 2
+    into = fc1 + unit[None, :] * C + channel[:, None]  # (C, CHUNK), channels side by side in memory
+    outof = fc2 + channel[None, :] * FC2_STEP + unit[:, None]  # (CHUNK, C), units side by side
+    for first in range(0, HIDDEN, CHUNK):
+        hidden = multiply(normed, tl.load(into + first * C), tl.zeros((TOKENS, CHUNK), tl.float32))
+        hidden += tl.load(fc1_bias + first + unit).to(tl.float32)[None, :]
+        total = multiply(_cast(_twice_gelu(hidden), kind), tl.load(outof + first), total)
+    inside = (row < height) & (column < width)
+    place = out + start + offset[:, None] + channel[None, :]
+    tl.store(place, _cast(total * 0.5, kind), mask=inside[:, None])
+
+
+@triton.jit
+def conv_norm_project(
+    x, weight, bias, gamma, beta, eps, matrix, y, out, height, width,
+    C: tl.constexpr, OUT: tl.constexpr, OUT_STEP: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr, SPREAD: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """CHUNK columns of the product at a time."""
+    after_the_kernel_before(EARLY)
+    TOKENS: tl.constexpr = ROWS * COLUMNS
+    kind = x.dtype.element_ty
+    start, row, column, offset = _patch(height, width, C, ROWS, COLUMNS)
+    total, normed = _convolve_and_norm(
+        x + start, weight, bias, gamma, beta, eps, row, column, offset, height, width, TOKENS, C, SPREAD
+    )
+    normed = _cast(normed, kind)
+    channel = tl.arange(0, C)
+    inside = (row < height) & (column < width)
+    tl.store(y + start + offset[:, None] + channel[None, :], _cast(total, kind), mask=inside[:, None])
+    out += start // C * OUT_STEP
+    offset = offset // C * OUT_STEP
+    for first in range(0, OUT, CHUNK):
+        unit = first + tl.arange(0, CHUNK)
+        place = matrix + unit[None, :] * C + channel[:, None]  # (C, CHUNK), channels side by side in memory
+        factor = tl.load(place) if OUT % CHUNK == 0 else tl.load(place, mask=(unit < OUT)[None, :], other=0.0)
+        result = multiply(normed, factor, tl.zeros((TOKENS, CHUNK), tl.float32))
+        mask = inside[:, None] & (unit < OUT)[None, :]
+        tl.store(out + offset[:, None] + unit[None, :], _cast(result, kind), mask=mask)

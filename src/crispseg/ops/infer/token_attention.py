@@ -1,0 +1,137 @@
+"""The tokens' side of the head: each step is what a few tokens pass between two readings of the pixels. Inference only.
+
+Every function is its formula in plain torch; on CUDA a Triton kernel takes its place. Kernels for so few rows wait for
+memory: what counts is how many follow each other, and how many bytes of weights a program reads.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from crispseg.ops.dispatch import kernels_apply
+from crispseg.ops.infer.matching import grouped_product
+from crispseg.ops.infer.pixel_attention import MOST_CHANNELS, MOST_TOKENS
+
+
+class Norm(NamedTuple):
+    weight: Tensor
+    bias: Tensor
+    eps: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+
+class Join(NamedTuple):
+    """How something read (B, T, in) becomes part of the tokens: LayerNorm(tokens + read weight + bias)."""
+
+    weight: Tensor  # (in, D)
+    bias: Tensor
+    norm: Norm
+
+    def __call__(self, tokens: Tensor, read: Tensor) -> Tensor:
+        return self.norm(tokens + (read @ self.weight + self.bias))
+
+
+class Perceptron(NamedTuple):
+    """relu(t first^T + first_bias) second + second_bias."""
+
+    first: Tensor  # (hidden, D)
+    first_bias: Tensor
+    second: Tensor  # (hidden, D)
+    second_bias: Tensor
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        return functional.linear(tokens, self.first, self.first_bias).relu_() @ self.second + self.second_bias
+
+
+class Vectors(NamedTuple):
+    """Vectors that pixels are multiplied with: of each group, (t first^T + bias) second. A group is a head's keys,
+    values or queries, and its inner width is small. `score` times the same inner vector is added to the scores."""
+
+    first: Tensor  # (G, w, D)
+    bias: Tensor  # (G, w)
+    second: Tensor  # (G, w, D)
+    score: Tensor  # (G, w)
+
+    def __call__(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        inner = torch.einsum("btd,gwd->btgw", tokens, self.first) + self.bias
+        return torch.einsum("btgw,gwd->btgd", inner, self.second), (inner * self.score).sum(-1)
+
+
+class OwnAttention(NamedTuple):
+    """Tokens attend each other; without the output projection."""
+
+    weight: Tensor  # (3 D, D): queries, keys, values
+    bias: Tensor
+    heads: int
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        qkv = functional.linear(tokens, self.weight, self.bias)
+        q, k, v = qkv.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # (B, heads, T, D / heads) each
+        return functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+def join_perceptron(tokens: Tensor, read: Tensor, join: Join, perceptron: Perceptron) -> Tensor:
+    """With t = join(tokens, read): parts (P, B, T, D), whose sum over P is t + perceptron(t)."""
+    if _kernels_apply(tokens, read):
+        from crispseg.ops.infer import token_attention_kernels as kernels
+
+        return kernels.join_perceptron(tokens, read, join, perceptron)
+    t = join(tokens, read)
+    return (t + perceptron(t))[None]
+
+
+def settle(parts: Tensor, norm: Norm, vectors: Vectors, own: OwnAttention | None) -> tuple[Tensor, ...]:
+    """With t the sum over parts (P, B, T, D), normalised: t, its vectors (B, T, G, D) and scores (B, T, G), and
+    what the tokens get from each other (B, T, D), which is empty without `own`."""
+    if kernels_apply(vectors.first) and _sizes_fit(parts) and _heads_fit(own):
+        from crispseg.ops.infer import token_attention_kernels as kernels
+
+        return kernels.settle(parts, norm, vectors, own)
+    t = norm(parts.sum(0).to(vectors.first.dtype))
+    return (t, *vectors(t), t.new_empty(0) if own is None else own(t))
+
+
+def attend_own(tokens: Tensor, own: OwnAttention) -> Tensor:
+    """What tokens (B, T, D) get from each other."""
+    if _kernels_apply(tokens, own.weight) and _heads_fit(own):
+        from crispseg.ops.infer import token_attention_kernels as kernels
+
+        return kernels.attend_own(tokens, own)
+    return own(tokens)
+
+
+def join_vectors(tokens: Tensor, read: Tensor, join: Join, vectors: Vectors) -> tuple[Tensor, Tensor]:
+    """t = join(tokens, read) and its vectors (B, T, G, D)."""
+    if _kernels_apply(tokens, read):
+        from crispseg.ops.infer import token_attention_kernels as kernels
+
+        return kernels.join_vectors(tokens, read, join, vectors)
+    t = join(tokens, read)
+    return t, vectors(t)[0]
+
+
+def join_grouped(tokens: Tensor, read: Tensor, join: Join, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
+    """`grouped_product` of join(tokens, read)."""
+    if _kernels_apply(tokens, read):
+        from crispseg.ops.infer import token_attention_kernels as kernels
+
+        return kernels.join_grouped(tokens, read, join, weight, bias, relu)
+    return grouped_product(join(tokens, read), weight, bias, relu)
+
+
+def _kernels_apply(tokens: Tensor, read: Tensor) -> bool:
+    return kernels_apply(tokens, read) and _sizes_fit(tokens)
+
+
+def _sizes_fit(tokens: Tensor) -> bool:
+    return tokens.shape[-1] <= MOST_CHANNELS and tokens.shape[-2] <= MOST_TOKENS
+
+
+def _heads_fit(own: OwnAttention | None) -> bool:
+    return own is None or own.weight.shape[1] <= 128 * own.heads

@@ -1,0 +1,191 @@
+"""Triton kernels of `normalize.py`. Means, variances and sums are float32."""
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from crispseg.ops.common.dependent_launch import after_the_kernel_before, launch_options
+from crispseg.ops.common.rounding import multiply
+from crispseg.ops.maps.resizing_kernels import between
+
+
+class NormTiles(NamedTuple):
+    elements: int  # of a program, in whole rows
+    warps: int
+
+
+class AddTiles(NamedTuple):
+    """How `norm_relu_add` cuts its work: pixels and output channels of a program, and its warps."""
+
+    pixels: int
+    channels: int
+    warps: int
+
+
+def norm_tiles_for(elements: int) -> NormTiles:
+    return NormTiles(1024, 4) if elements <= 1 << 17 else NormTiles(2048, 4)
+
+
+def add_tiles_for(pixels: int, channels: int) -> AddTiles:
+    if pixels <= 1 << 11:
+        return AddTiles(32, 64, 8)
+    return AddTiles(64, 64, 4) if channels <= 64 else AddTiles(64, 128, 8)
+
+
+@triton.jit
+def standardised(x, columns, eps, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
+    """The rows of x, whose columns beyond WIDTH are zero, with mean zero and variance one; and each one's scale."""
+    centred = x - tl.sum(x, 1)[:, None] / WIDTH
+    if COLUMNS > WIDTH:
+        centred = tl.where(columns[None, :] < WIDTH, centred, 0.0)
+    scale = tl.rsqrt(tl.sum(centred * centred, 1) / WIDTH + eps)
+    return centred * scale[:, None], scale
+
+
+@triton.jit
+def _normalised(x, columns, gain, shift, eps, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
+    """LayerNorm of the rows of x, whose columns beyond WIDTH are zero."""
+    standard, _ = standardised(x, columns, eps, WIDTH, COLUMNS)
+    return standard * gain[None, :] + shift[None, :]
+
+
+@triton.jit
+def places_of(first, rows, columns, distance, ALIGN: tl.constexpr):
+    """Where a block lies in a tensor that was given as `Rows`."""
+    distance *= ALIGN
+    return first * distance + rows[:, None] * distance + columns[None, :]
+
+
+@triton.jit
+def _norm_kernel(
+    x, gate, weight, bias, out, count, eps, gate_row,
+    ALIGN: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """LayerNorm of some rows; times the gate, whose rows are gate_row * ALIGN apart, where there is one."""
+    after_the_kernel_before(EARLY)
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    rows, columns = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    inside = (rows < count - first)[:, None] & (columns < WIDTH)[None, :]
+    places = rows[:, None] * WIDTH + columns[None, :]
+    row = tl.load(x + first * WIDTH + places, mask=inside, other=0.0).to(tl.float32)
+    gain = tl.load(weight + columns, mask=columns < WIDTH, other=0.0).to(tl.float32)
+    shift = tl.load(bias + columns, mask=columns < WIDTH, other=0.0).to(tl.float32)
+    normed = _normalised(row, columns, gain, shift, eps, WIDTH, COLUMNS)
+    if gate is not None:
+        by = tl.load(gate + places_of(first, rows, columns, gate_row, ALIGN), mask=inside, other=0.0)
+        normed = normed.to(out.dtype.element_ty).to(tl.float32) * by.to(tl.float32)  # rounded as two operations would
+    tl.store(out + first * WIDTH + places, normed.to(out.dtype.element_ty), mask=inside)
+
+
+class Rows(NamedTuple):
+    """A tensor (..., C) as rows whose distance in memory is given with the power of two (16 at most) that divides it:
+    multiplied by that in a kernel, the compiler knows how wide it may load."""
+
+    tensor: Tensor  # (rows, C)
+    distance: int
+    align: int
+
+    @classmethod
+    def of(cls, x: Tensor) -> Rows:
+        """Of a tensor to be read; copied only where it has to be."""
+        rows = x.reshape(-1, x.shape[-1])
+        return cls.to(rows if rows.stride(1) == 1 else rows.contiguous())
+
+    @classmethod
+    def to(cls, x: Tensor) -> Rows:
+        """Of a tensor to be written, whose columns lie side by side and whose rows are evenly spaced."""
+        rows = x.view(-1, x.shape[-1])
+        align = math.gcd(16, rows.stride(0))
+        return cls(rows, rows.stride(0) // align, align)
+
+
+def layer_norm(
+    x: Tensor, weight: Tensor, bias: Tensor, eps: float, tiles: NormTiles | None = None, gate: Tensor | None = None
+) -> Tensor:
+    """Of x (..., C); times the gate (..., C), in whose precision the result is then."""
+    x = x.contiguous()
+    by, distance, align = (None, 1, 1) if gate is None else Rows.of(gate)
+    out = torch.empty(x.shape, dtype=x.dtype if gate is None else gate.dtype, device=x.device)
+    width = x.shape[-1]
+    count = x.numel() // width
+    columns = triton.next_power_of_2(width)
+    tiles = tiles or norm_tiles_for(x.numel())
+    rows = max(1, tiles.elements // columns)
+    _norm_kernel[(triton.cdiv(count, rows),)](
+        x, by, weight, bias, out, count, eps, distance, ALIGN=align, WIDTH=width, ROWS=rows, COLUMNS=columns,
+        num_warps=tiles.warps, **launch_options(x.device),
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _norm_relu_add_kernel(
+    x, norm_weight, norm_bias, weight, bias, coarser, out, height, width, coarse_h, coarse_w, scale_y, scale_x, eps,
+    WIDTH: tl.constexpr, OUT: tl.constexpr, PLACES: tl.constexpr, COLUMNS: tl.constexpr, N: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
+    after_the_kernel_before(EARLY)
+    image, blocks = tl.program_id(1).to(tl.int64), (OUT + N - 1) // N
+    place, columns = tl.program_id(0) // blocks * PLACES + tl.arange(0, PLACES), tl.arange(0, COLUMNS)
+    n = tl.program_id(0) % blocks * N + tl.arange(0, N)
+    inside = place < height * width
+    used, wanted = columns < WIDTH, n < OUT
+    start = image * height * width
+    row = tl.load(
+        x + start * WIDTH + place[:, None].to(tl.int64) * WIDTH + columns[None, :],
+        mask=inside[:, None] & used[None, :],
+        other=0.0,
+    ).to(tl.float32)
+    top, bottom, down = between(place // width, scale_y, coarse_h)
+    left, right, along = between(place % width, scale_x, coarse_w)
+    coarser += image * coarse_h * coarse_w * OUT
+    ok = inside[:, None] & wanted[None, :]
+    a = tl.load(coarser + (top * coarse_w + left)[:, None].to(tl.int64) * OUT + n[None, :], mask=ok, other=0.0)
+    b = tl.load(coarser + (top * coarse_w + right)[:, None].to(tl.int64) * OUT + n[None, :], mask=ok, other=0.0)
+    c = tl.load(coarser + (bottom * coarse_w + left)[:, None].to(tl.int64) * OUT + n[None, :], mask=ok, other=0.0)
+    d = tl.load(coarser + (bottom * coarse_w + right)[:, None].to(tl.int64) * OUT + n[None, :], mask=ok, other=0.0)
+    along, down = along[:, None], down[:, None]
+    above = a.to(tl.float32) * (1 - along) + b.to(tl.float32) * along
+    below = c.to(tl.float32) * (1 - along) + d.to(tl.float32) * along
+    added = above * (1 - down) + below * down
+
+    matrix = tl.load(weight + n[None, :] * WIDTH + columns[:, None], mask=used[:, None] & wanted[None, :], other=0.0)
+    gain = tl.load(norm_weight + columns, mask=used, other=0.0).to(tl.float32)
+    shift = tl.load(norm_bias + columns, mask=used, other=0.0).to(tl.float32)
+    normed = _normalised(row, columns, gain, shift, eps, WIDTH, COLUMNS).to(matrix.dtype)
+    y = multiply(normed, matrix, tl.zeros((PLACES, N), tl.float32))
+    y += tl.load(bias + n, mask=wanted, other=0.0).to(tl.float32)[None, :]
+    y = tl.maximum(y, 0.0) + added
+    tl.store(out + start * OUT + place[:, None].to(tl.int64) * OUT + n[None, :], y, mask=ok)
+
+
+def norm_relu_add(
+    x: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    eps: float,
+    weight: Tensor,
+    bias: Tensor,
+    coarser: Tensor,
+    tiles: AddTiles | None = None,
+) -> Tensor:
+    x, coarser, weight = x.contiguous(), coarser.contiguous(), weight.t().contiguous()
+    batch, height, width, channels = x.shape
+    coarse_h, coarse_w = coarser.shape[1:3]
+    count = weight.shape[0]
+    out = x.new_empty(batch, height, width, count)
+    tiles = tiles or add_tiles_for(batch * height * width, channels)
+    block = min(tiles.channels, max(16, triton.next_power_of_2(count)))
+    _norm_relu_add_kernel[(triton.cdiv(height * width, tiles.pixels) * triton.cdiv(count, block), batch)](
+        x, norm_weight, norm_bias, weight, bias, coarser, out, height, width, coarse_h, coarse_w, coarse_h / height,
+        coarse_w / width, eps, WIDTH=channels, OUT=count, PLACES=tiles.pixels,
+        COLUMNS=max(16, triton.next_power_of_2(channels)), N=block, num_warps=tiles.warps, **launch_options(x.device),
+    )  # fmt: skip
+    return out

@@ -1,0 +1,163 @@
+"""NC-SSD with DCO in Triton, forward and backward, for CUDA devices (and, slowly, Triton's interpreter).
+
+Symbols as in `reference.py` and `formula.py`; w = (1 - g) rho + g, a = (1 + t)(1 + omega), row_i = Q_i k.
+
+Forward. One sweep over keys and values sums S = sum_j K_j (w_j V_j)^T and k = sum_j K_j in parts; one over the queries
+adds the parts and sums q = sum_i Q_i / row_i, which gives mu = q^T S / L; the last reads out. As Q_i k / row_i = 1,
+
+    out_i = Q_i^T A / row_i + a mu + (1 + s - a) mean + skip V_i,    A = (S - k mu^T) a,
+
+where mean = mu, or mu + d mean(V) when the skip is calibrated, too (then skip = a d). Taking k mu^T out of the state
+leaves only what differs from the mean to be multiplied in half precision, here and in the gradients.
+
+Backward, with G the output's gradient, in three sweeps (formulas in `backward.py`); keys and queries are
+made again from the inputs, and only inputs and sums are kept. In raw fusion k and row are absent. A row at its floor is
+a constant, for which Q_i k / row_i < 1: the kernels account for that, the formulas here leave it out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from crispseg.errors import UserError
+from crispseg.ops.common.precision import without_autocast
+from crispseg.ops.nc_ssd import kernels
+from crispseg.ops.nc_ssd.backward import Problem, gradients
+from crispseg.ops.nc_ssd.launch import (
+    DTYPES,
+    LARGEST_HEAD,
+    LARGEST_STATE,
+    Sizes,
+    choose,
+    launch,
+    product_of,
+    split,
+    sum_states,
+    takes,
+)
+from crispseg.ops.nc_ssd.spec import Gates, Rule, normaliser_floor
+
+_INPUTS = (
+    "Tensor v, Tensor b, Tensor c, Tensor rho, Tensor d, Tensor? residual, Tensor? omega, Tensor? s, Tensor? t, "
+    "bool normalized, bool skip_before"
+)
+
+
+def supports(v: Tensor, b: Tensor, c: Tensor, rho: Tensor, d: Tensor, gates: Gates, rule: Rule) -> bool:
+    """Whether these kernels can take over from the torch path."""
+    parameters = [d, *(x for x in gates if x is not None)]
+    return takes(v, b, c, rho, rule) and v.shape[-1] <= LARGEST_HEAD and all(x.dtype in DTYPES for x in parameters)
+
+
+def ncssd(v: Tensor, b: Tensor, c: Tensor, rho: Tensor, d: Tensor, gates: Gates, rule: Rule) -> Tensor:
+    """See `crispseg.ops.ncssd`."""
+    if not supports(v, b, c, rho, d, gates, rule):
+        raise UserError(
+            f"the triton backend takes float32, bfloat16 or float16 tensors on a CUDA device, N up to {LARGEST_STATE}, "
+            f'P up to {LARGEST_HEAD} and no "unnormalized" residual; this is {v.dtype} on {v.device} with '
+            f'N = {b.shape[-1]}, P = {v.shape[-1]} and {rule}: use backend="torch"'
+        )
+    return _forward(v, b, c, rho, d, *gates, rule.fusion == "normalized", rule.skip == "before")[0]
+
+
+@torch.library.custom_op(
+    "crispseg::ncssd", mutates_args=(), schema=f"({_INPUTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+)
+@without_autocast
+def _forward(
+    v: Tensor,
+    b: Tensor,
+    c: Tensor,
+    rho: Tensor,
+    d: Tensor,
+    residual: Tensor | None,
+    omega: Tensor | None,
+    s: Tensor | None,
+    t: Tensor | None,
+    normalized: bool,
+    skip_before: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The output and the sums that the backward pass needs: kv, k, q, mu."""
+    sizes = Sizes.of(v, b)
+    rule = Rule("normalized" if normalized else "raw", "row", "before" if skip_before else "after")
+    with torch.cuda.device_of(v):
+        states = sum_states(v, b, c, rho, d, Gates(residual, omega, s, t), rule)
+        rows = sizes.batch * sizes.heads
+        tiling = choose("read_out", rows, sizes.tokens, v.device)
+        chunk, splits = split(sizes.tokens, rows, tiling, v.device)
+        out = torch.empty(v.shape, dtype=torch.float32, device=v.device)
+        kernels.read_out[(sizes.heads, splits, sizes.batch)](
+            v, c, states.k, states.read, states.affine, out, sizes.tokens, chunk, normaliser_floor(c.dtype),
+            *v.stride(), *c.stride(),
+            **sizes.fixed, TOKENS=tiling.tokens, NORMALIZED=normalized, PRODUCT=product_of(v, b, c),
+            **launch(tiling, v.device),
+        )  # fmt: skip
+    return out, states.kv, states.k, states.q, states.mu
+
+
+@_forward.register_fake
+def _(v: Tensor, b: Tensor, c: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    batch, _, heads, width = v.shape
+    state, normalized = b.shape[-1], rest[-2]
+
+    def empty(*shape: int) -> Tensor:
+        return v.new_empty(shape, dtype=torch.float32)
+
+    sums = empty(batch, state, heads * width), empty(batch, state if normalized else 0), empty(batch, state)
+    return empty(*v.shape), *sums, empty(batch, heads * width)
+
+
+@torch.library.custom_op(
+    "crispseg::ncssd_backward",
+    mutates_args=(),
+    schema=f"(Tensor grad, {_INPUTS}, Tensor kv, Tensor k, Tensor q, Tensor mu) -> Tensor[]",
+)
+@without_autocast
+def _backward(
+    grad: Tensor,
+    v: Tensor,
+    b: Tensor,
+    c: Tensor,
+    rho: Tensor,
+    d: Tensor,
+    residual: Tensor | None,
+    omega: Tensor | None,
+    s: Tensor | None,
+    t: Tensor | None,
+    normalized: bool,
+    skip_before: bool,
+    kv: Tensor,
+    k: Tensor,
+    q: Tensor,
+    mu: Tensor,
+) -> list[Tensor]:
+    """The gradients of v, b, c, rho, d and of those gates that are given."""
+    gates = Gates(residual, omega, s, t)
+    problem = Problem(v, b, c, rho, d, gates, normalized, skip_before and gates.use_mean, kv, k, q, mu)
+    with torch.cuda.device_of(v):
+        return gradients(problem, grad)
+
+
+@_backward.register_fake
+def _(grad: Tensor, *inputs: Any) -> list[Tensor]:
+    return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs[:9] if x is not None]
+
+
+def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    *tensors, ctx.normalized, ctx.skip_before = inputs
+    ctx.save_for_backward(*tensors, *output[1:])
+    ctx.set_materialize_grads(False)
+
+
+def _pull_back(ctx: Any, grad: Tensor | None, *others: Any) -> tuple[Any, ...]:
+    inputs, sums = ctx.saved_tensors[:9], ctx.saved_tensors[9:]
+    if grad is None:
+        return (None,) * 11
+    found = iter(_backward(grad, *inputs, ctx.normalized, ctx.skip_before, *sums))
+    return *(None if x is None else next(found) for x in inputs), None, None
+
+
+_forward.register_autograd(_pull_back, setup_context=_keep_for_backward)

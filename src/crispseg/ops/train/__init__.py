@@ -1,0 +1,1 @@
+"""Operators with gradients that training alone uses, each formula beside its kernels."""

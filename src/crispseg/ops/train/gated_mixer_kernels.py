@@ -1,0 +1,209 @@
+"""The gated mixer with gradients, from Triton kernels that others use too; `gated_mixer.py` says what it computes.
+
+Forward: the convolution, the sums, the read-out, then LayerNorm and gate in one. Backward: norm and gate in one, the
+mixing's three sweeps, the gain rho = softplus(dt + bias) exp(log A), which is made again from dt, and the convolution:
+
+    ddt = drho exp(log A) sigmoid(dt + bias)    dbias = sum ddt    dlog A = sum drho rho
+"""
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from crispseg.ops.common.column_sums import add_parts
+from crispseg.ops.common.dependent_launch import after_the_kernel_before, launch_options
+from crispseg.ops.common.hardware import multiprocessors
+from crispseg.ops.maps import depthwise_launch, normalize_gradients, normalize_kernels
+from crispseg.ops.maps.normalize_kernels import Rows, places_of
+from crispseg.ops.nc_ssd import kernels as ncssd_kernels
+from crispseg.ops.nc_ssd.backward import Problem
+from crispseg.ops.nc_ssd.backward import gradients as mixing_gradients
+from crispseg.ops.nc_ssd.launch import (
+    DTYPES,
+    LARGEST_HEAD,
+    Sizes,
+    States,
+    choose,
+    launch,
+    product_of,
+    split,
+    sum_states,
+    takes,
+)
+from crispseg.ops.nc_ssd.spec import Gates, Rule, normaliser_floor
+
+_LARGEST_WIDTH = 4096  # channels that one program can normalise
+_GAINS = 1024  # that a program works on at a time
+_WAVES = 2  # programs per multiprocessor, of the kernel that leaves parts to be added
+
+
+class Given(NamedTuple):
+    """What the operator is given; see `gated_mixer.py`."""
+
+    projected: Tensor
+    conv_weight: Tensor
+    conv_bias: Tensor
+    dt_bias: Tensor
+    a_log: Tensor
+    d: Tensor
+    gates: Gates
+    norm_weight: Tensor
+    norm_bias: Tensor
+    eps: float
+    normalized: bool
+    skip_before: bool
+
+    @property
+    def rule(self) -> Rule:
+        return Rule("normalized" if self.normalized else "raw", "row", "before" if self.skip_before else "after")
+
+    def split(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """z (B, H, W, inner), xbc (B, H, W, inner + 2N) and dt (B, H, W, heads) of a tensor like the projected one."""
+        inner, mixed, heads = (len(x) for x in (self.norm_weight, self.conv_weight, self.d))
+        sizes = [inner, mixed, heads, projected.shape[-1] - inner - mixed - heads]
+        return projected.split(sizes, dim=-1)[:3]
+
+    def tokens(self, xbc: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """V (B, L, heads, P), B and C (B, L, N) of a convolved map."""
+        inner, mixed = len(self.norm_weight), len(self.conv_weight)
+        state = (mixed - inner) // 2
+        v, b, c = xbc.flatten(1, 2).split([inner, state, state], dim=-1)
+        return v.unflatten(-1, (len(self.d), -1)), b, c
+
+
+def supports(given: Given, rule: Rule) -> bool:
+    inner, heads = len(given.norm_weight), len(given.d)
+    parameters = (*given[1:6], *(x for x in given.gates if x is not None), given.norm_weight, given.norm_bias)
+    if inner % heads or inner > _LARGEST_WIDTH or inner // heads > LARGEST_HEAD:
+        return False
+    _, xbc, dt = given.split(given.projected)
+    return takes(*given.tokens(xbc), dt, rule) and all(x.dtype in DTYPES for x in parameters)
+
+
+def forward(given: Given) -> tuple[Tensor, Tensor, Tensor, States]:
+    """The result, what the convolution and then the mixer made on the way, and the sums."""
+    z, raw, dt = given.split(given.projected)
+    xbc = depthwise_launch.forward(raw, given.conv_weight, given.conv_bias, False, "silu", 1)
+    v, b, c = given.tokens(xbc)
+    sizes, product = Sizes.of(v, b), product_of(v, b, c)
+    gain = given.dt_bias, given.a_log
+    states = sum_states(v, b, c, dt.flatten(1, 2), given.d, given.gates, given.rule, gain)
+    rows = sizes.batch * sizes.heads
+    tiling = choose("read_out", rows, sizes.tokens, v.device)
+    chunk, splits = split(sizes.tokens, rows, tiling, v.device)
+    # Neither y is rounded nor its gradient: D's is what little is left of a sum over all tokens. And in raw fusion y
+    # grows with the number of tokens, beyond float16.
+    y = torch.empty(z.shape, dtype=torch.float32, device=v.device)
+    ncssd_kernels.read_out[(sizes.heads, splits, sizes.batch)](
+        v, c, states.k, states.read, states.affine, y, sizes.tokens, chunk, normaliser_floor(c.dtype),
+        *v.stride(), *c.stride(),
+        **sizes.fixed, TOKENS=tiling.tokens, NORMALIZED=given.normalized, PRODUCT=product, **launch(tiling, v.device),
+    )  # fmt: skip
+    return normalize_kernels.layer_norm(y, given.norm_weight, given.norm_bias, given.eps, gate=z), xbc, y, states
+
+
+def backward(given: Given, gradient: Tensor, xbc: Tensor, y: Tensor, *sums: Tensor) -> tuple[Tensor, ...]:
+    """Of what is given, but for gates that are not. Those of z, xbc and dt are written where they belong at once."""
+    z, raw, dt = given.split(given.projected)
+    result = torch.empty(given.projected.shape, dtype=raw.dtype, device=raw.device)
+    dz, draw, _ = given.split(result)
+    dy, *of_norm = normalize_gradients.gradients(
+        gradient, y, given.norm_weight, given.norm_bias, given.eps, gate=(z, dz)
+    )
+    v, b, c = given.tokens(xbc)
+    rho = gains(dt, given.dt_bias, given.a_log)
+    mean_of_skip = given.skip_before and given.gates.use_mean
+    kv, k, q, mu = sums
+    problem = Problem(v, b, c, rho.flatten(1, 2), given.d, given.gates, given.normalized, mean_of_skip, kv, k, q, mu)
+    dxbc = torch.empty_like(xbc, memory_format=torch.contiguous_format)
+    _, _, _, drho, dd, *of_gates = mixing_gradients(problem, dy.view(v.shape), dxbc.flatten(1, 2))
+    of_gain = gain_gradients(drho, dt, given.dt_bias, given.a_log, result[..., z.shape[-1] + raw.shape[-1] :])
+    convolution = given.conv_weight, given.conv_bias, False, "silu", 1
+    _, dw, dbias = depthwise_launch.backward(dxbc, raw, *convolution, out=draw)
+    assert dbias is not None
+    return result, dw, dbias, *of_gain, dd, *of_gates, *of_norm
+
+
+@triton.jit
+def _gains(
+    dt, dt_bias, a_log, rho, count, distance,
+    ALIGN: tl.constexpr, H: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    after_the_kernel_before(EARLY)
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    rows, head = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    inside = (rows < count - first)[:, None] & (head < H)[None, :]
+    x = tl.load(dt + places_of(first, rows, head, distance, ALIGN), mask=inside, other=0.0).to(tl.float32)
+    x += tl.load(dt_bias + head, mask=head < H, other=0.0).to(tl.float32)[None, :]
+    a = tl.exp(tl.load(a_log + head, mask=head < H, other=0.0).to(tl.float32))[None, :]
+    tl.store(rho + first * H + rows[:, None] * H + head[None, :], ncssd_kernels.softplus(x) * a, mask=inside)
+
+
+@triton.jit
+def _gain_gradients(
+    drho, dt, dt_bias, a_log, ddt, parts, count, blocks, distance, d_distance,
+    ALIGN: tl.constexpr, DALIGN: tl.constexpr, H: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    WRITTEN: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """ddt, of WRITTEN columns of which those beyond H are zero; this program's part of the parameters' gradients."""
+    after_the_kernel_before(EARLY)
+    programs = tl.num_programs(0)
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    rows, head = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    used = head < H
+    bias = tl.load(dt_bias + head, mask=used, other=0.0).to(tl.float32)[None, :]
+    a = tl.exp(tl.load(a_log + head, mask=used, other=0.0).to(tl.float32))[None, :]
+    dbias = tl.zeros((ROWS, COLUMNS), tl.float32)
+    dlog = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for _ in range(tl.program_id(0), blocks, programs):
+        inside = (rows < count - first)[:, None] & used[None, :]
+        x = tl.load(dt + places_of(first, rows, head, distance, ALIGN), mask=inside, other=0.0).to(tl.float32) + bias
+        g = tl.load(drho + first * H + rows[:, None] * H + head[None, :], mask=inside, other=0.0) * a
+        d = g * tl.sigmoid(x)
+        written = (rows < count - first)[:, None] & (head < WRITTEN)[None, :]
+        tl.store(ddt + places_of(first, rows, head, d_distance, DALIGN), d.to(ddt.dtype.element_ty), mask=written)
+        dbias += d
+        dlog += g * ncssd_kernels.softplus(x)
+        first += programs * ROWS
+    parts += tl.program_id(0) * 2 * H + head
+    tl.store(parts, tl.sum(dbias, 0), mask=used)
+    tl.store(parts + H, tl.sum(dlog, 0), mask=used)
+
+
+def gains(dt: Tensor, dt_bias: Tensor, a_log: Tensor) -> Tensor:
+    """rho (..., heads) in float32."""
+    rho = torch.empty(dt.shape, dtype=torch.float32, device=dt.device)
+    (given, distance, align), heads = Rows.of(dt), dt.shape[-1]
+    columns = triton.next_power_of_2(heads)
+    rows = max(1, _GAINS // columns)
+    _gains[(triton.cdiv(given.shape[0], rows),)](
+        given, dt_bias, a_log, rho, given.shape[0], distance,
+        ALIGN=align, H=heads, ROWS=rows, COLUMNS=columns, num_warps=4, **launch_options(dt.device),
+    )  # fmt: skip
+    return rho
+
+
+def gain_gradients(drho: Tensor, dt: Tensor, dt_bias: Tensor, a_log: Tensor, ddt: Tensor) -> tuple[Tensor, Tensor]:
+    """Of dt_bias and a_log (heads,), given rho's; dt's is written to ddt, whose columns beyond the heads are zeroed."""
+    (given, distance, align), heads = Rows.of(dt), dt.shape[-1]
+    result = Rows.to(ddt)
+    columns = triton.next_power_of_2(ddt.shape[-1])
+    rows = max(1, _GAINS // columns)
+    count = given.shape[0]
+    blocks = triton.cdiv(count, rows)
+    programs = min(blocks, _WAVES * multiprocessors(dt.device))
+    parts = torch.empty((programs, 2, heads), dtype=torch.float32, device=dt.device)
+    _gain_gradients[(programs,)](
+        drho, given, dt_bias, a_log, result.tensor, parts, count, blocks, distance, result.distance,
+        ALIGN=align, DALIGN=result.align, H=heads, ROWS=rows, COLUMNS=columns, WRITTEN=ddt.shape[-1], num_warps=4,
+        **launch_options(dt.device),
+    )  # fmt: skip
+    of_bias, of_log = torch.empty_like(dt_bias), torch.empty_like(a_log)
+    add_parts(parts.flatten(1), of_bias, of_log)
+    return of_bias, of_log

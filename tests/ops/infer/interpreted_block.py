@@ -1,0 +1,61 @@
+"""The block's kernels through Triton's interpreter; run by `test_interpreted.py`."""
+
+import pytest
+import torch
+
+from crispseg.fused import backbone
+from crispseg.models.vssd import VARIANTS, Block
+from crispseg.ops.infer import block
+from crispseg.ops.infer import block_launch as launch
+from tests.conftest import relative_error
+from tests.ops.infer.test_block import check_mlp, check_project, make_map, make_mlp, make_product, make_start
+
+# The kernels' GELU is the tanh form. bfloat16 products are exact in the interpreter, what enters them is rounded.
+BOUNDS = {torch.float32: 1e-3, torch.bfloat16: 1e-2, torch.float16: 1e-2}
+DTYPES = list(BOUNDS)
+SIZES = [(1, 1), (9, 17), (3, 40)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("scale", [1.0, 1e3])
+def test_projection(size, dtype, scale):
+    x, start = make_map((*size, 32), dtype, scale=scale), make_start(32, dtype)
+    check_project(launch.project, x, start, make_product(32, 72, dtype), BOUNDS[dtype])
+
+
+@pytest.mark.parametrize("out", [192, 200])
+def test_projection_a_chunk_at_a_time(out):
+    """With 200 columns the last chunk is not full, with 192 every one is."""
+    x, start, tiles = make_map((5, 6, 32)), make_start(32, torch.float32), launch.BlockTiles(4, 4, 32, 4)
+    matrix = make_product(32, out, torch.float32)
+    check_project(lambda *args: launch.project(*args, tiles), x, start, matrix, BOUNDS[torch.float32])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("scale", [1.0, 1e3])
+def test_mlp(size, dtype, scale):
+    x, start = make_map((*size, 32), dtype, scale=scale), make_start(32, dtype)
+    check_mlp(launch.mlp, x, start, make_mlp(32, 128, dtype), BOUNDS[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_thread_may_load_its_weights(dtype):
+    tiles = launch.BlockTiles(2, 8, 16, 2)
+    x, start = make_map((5, 9, 32), dtype), make_start(32, dtype)
+    check_mlp(lambda *args: launch.mlp(*args, tiles), x, start, make_mlp(32, 64, dtype), BOUNDS[dtype])
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_block_by_each_way(monkeypatch, whole):
+    """With the MLP in one kernel or in three, against the float64 block in torch's operations."""
+    made = Block(32, 1, "ncssd", 0.0, VARIANTS["vssd_nano"]).double().eval()
+    x = torch.randn(1, 5, 6, 32)
+    with torch.no_grad():
+        truth = made(x.double())
+        fused = backbone.FusedBlock(made, torch.float32)
+        monkeypatch.setattr(block, "kernels_apply", lambda x: True)
+        if not whole:
+            monkeypatch.setattr(backbone, "mlp_takes", lambda x, hidden: False)
+        assert relative_error(fused(x), truth) < BOUNDS[torch.float32]

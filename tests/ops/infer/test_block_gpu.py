@@ -1,0 +1,73 @@
+"""The block's kernels on a CUDA device, against their definition in float64."""
+
+import pytest
+import torch
+
+from crispseg.ops.infer.block import conv_norm_mlp, conv_norm_project, mlp_takes, project_takes
+from tests.ops.infer.test_block import check_mlp, check_project, make_map, make_mlp, make_product, make_start
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+HALVES = [torch.bfloat16, torch.float16]
+SIZES = [(16, 16), (130, 127), (1, 1), (1, 301), (97, 1), (5, 7)]
+BOUND = 1e-2
+
+
+@pytest.fixture(autouse=True)
+def _kernels_without_gradients(monkeypatch):
+    monkeypatch.delenv("CRISPSEG_OPS_BACKEND", raising=False)
+    with torch.no_grad():
+        yield
+
+
+def make(size, channels, dtype, scale=1.0, batch=2):
+    x = make_map((*size, channels), dtype, batch=batch, scale=scale, device="cuda")
+    return x, make_start(channels, dtype, "cuda")
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize(("channels", "out"), [(32, 200), (64, 392), (64, 24)])
+def test_projection(size, channels, out, dtype):
+    """Of few pixels by torch's operations."""
+    x, start = make(size, channels, dtype)
+    assert project_takes(x) == (size == (130, 127))
+    matrix = make_product(channels, out, dtype, "cuda")
+    check_project(conv_norm_project, x, start, matrix, BOUND)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("channels", [32, 64, 128])
+def test_mlp(size, channels, dtype):
+    """Those of 128 channels and few pixels by torch's operations."""
+    x, start = make(size, channels, dtype)
+    assert mlp_takes(x, 4 * channels) == (channels < 128 or size == (130, 127))
+    check_mlp(conv_norm_mlp, x, start, make_mlp(channels, 4 * channels, dtype, "cuda"), BOUND)
+
+
+@pytest.mark.parametrize("channels", [32, 64, 128])
+def test_many_pixels_and_large_values(channels):
+    """In float16 values of 1e3 leave no room for sums."""
+    x, start = make((131, 130), channels, torch.bfloat16, 1e3, batch=3)
+    assert project_takes(x) == (channels < 128)
+    check_project(conv_norm_project, x, start, make_product(channels, 392, torch.bfloat16, "cuda"), BOUND)
+    assert mlp_takes(x, 4 * channels)
+    check_mlp(conv_norm_mlp, x, start, make_mlp(channels, 4 * channels, torch.bfloat16, "cuda"), BOUND)
+
+
+def test_units_far_from_zero():
+    """GELU of large numbers is these, or zero."""
+    x, start = make((20, 19), 64, torch.bfloat16)
+    mlp = make_mlp(64, 256, torch.bfloat16, "cuda")
+    check_mlp(conv_norm_mlp, x, start, mlp._replace(fc1=(1e3 * mlp.fc1.t()).t()), BOUND)
+
+
+def test_what_the_kernels_leave_to_torch():
+    x, _ = make((4, 4), 64, torch.float32)
+    assert not project_takes(x)
+    assert not mlp_takes(x, 256)
+    assert not project_takes(make((4, 4), 96, torch.bfloat16)[0])
+    assert not mlp_takes(make((4, 4), 64, torch.bfloat16)[0], 100)

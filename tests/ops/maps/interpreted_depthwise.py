@@ -1,0 +1,109 @@
+"""The depthwise kernels through Triton's interpreter; run by `test_interpreted.py`."""
+
+import pytest
+import torch
+
+from crispseg.ops.maps import depthwise_launch as launch
+from crispseg.ops.maps.depthwise import _depthwise3x3, _depthwise3x3_norm, packed
+from tests.conftest import relative_error
+from tests.ops.maps.test_depthwise import (
+    BOUNDS,
+    check,
+    check_written_gradient,
+    make_map,
+    make_weights,
+    normalised,
+    shifted_products,
+)
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+SHAPES = {"plain": (False, 1), "residual": (True, 1), "halved": (False, 2)}
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=list(SHAPES))
+@pytest.mark.parametrize("activation", ["none", "silu", "relu"])
+def test_activations_on_a_view_into_a_wider_map(activation, shape):
+    residual, stride = shape
+    check(_depthwise3x3, make_map((5, 7, 12), margin=3), *make_weights(12), residual, activation, stride)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("scale", [1.0, 1e3])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_precisions(dtype, scale, stride):
+    x = make_map((4, 6, 16), dtype, batch=1, scale=scale)
+    check(_depthwise3x3, x, *make_weights(16), activation="silu", stride=stride)
+
+
+@pytest.mark.parametrize("size", [(1, 1, 8), (1, 11, 3), (10, 1, 3), (2, 2, 40)], ids=str)
+@pytest.mark.parametrize("stride", [1, 2])
+def test_small_and_narrow_maps(size, stride):
+    check(_depthwise3x3, make_map(size, batch=1), *make_weights(size[2]), stride=stride)
+
+
+def test_half_precision_weights():
+    weight, bias = make_weights(8, torch.bfloat16)
+    check(_depthwise3x3, make_map((3, 5, 8), torch.bfloat16, batch=1), weight, bias, activation="relu")
+
+
+def test_without_bias_and_packed():
+    weight, _ = make_weights(8)
+    check(_depthwise3x3, make_map((3, 5, 8), batch=1), packed(weight), None, residual=True)
+
+
+def test_channels_first_memory():
+    x = torch.randn(1, 6, 4, 5).permute(0, 2, 3, 1)
+    check(_depthwise3x3, x, *make_weights(6), activation="silu")
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_every_cut_gives_the_same(stride):
+    """Strips of several rows that do not divide the map, and strips of single rows."""
+    x, (weight, bias) = make_map((7, 6, 12), batch=1), make_weights(12)
+    leaves = [v.double().requires_grad_() for v in (x, weight, bias)]
+    truth = shifted_products(*leaves, activation="silu", stride=stride)
+    gradient = torch.randn(truth.shape)
+    expected = torch.autograd.grad(truth, leaves, gradient.double())
+    for tiles in (launch.DepthwiseTiles(4, 8, 3), launch.DepthwiseTiles(8, 16, 1)):
+        options = (False, "silu", stride, tiles)
+        assert relative_error(launch.forward(x, weight, bias, *options), truth) < 1e-5
+        for found, e in zip(launch.backward(gradient, x, weight, bias, *options), expected, strict=True):
+            assert relative_error(found, e) < 1e-5
+
+
+@pytest.mark.parametrize("activation", ["none", "silu"])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=list(SHAPES))
+@pytest.mark.parametrize("margin", [1, 8])
+def test_gradient_into_a_wider_map(activation, shape, margin):
+    check_written_gradient((7, 9, 16), margin, activation, *shape)
+
+
+def test_taps_in_any_order():
+    weight, bias = make_weights(8)
+    check(_depthwise3x3, make_map((3, 5, 8), batch=1), weight.transpose(2, 3), bias, activation="silu")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("scale", [1.0, 1e3])
+@pytest.mark.parametrize("channels", [1, 16, 24])
+def test_norm(dtype, scale, channels):
+    x, (weight, bias) = make_map((3, 5, channels), dtype, scale=scale, margin=2), make_weights(channels)
+    norm = torch.randn(channels), torch.randn(channels)
+    total, normed = _depthwise3x3_norm(x, weight, bias, *norm, 1e-5)
+    truth = shifted_products(x.double(), weight.double(), bias.double(), residual=True)
+    assert total.dtype == normed.dtype == dtype
+    assert relative_error(total, truth) < BOUNDS[dtype]
+    assert relative_error(normed, normalised(truth, *norm, 1e-5)) < BOUNDS[dtype]
+
+
+def test_the_operators_are_registered_well():
+    x, (weight, bias) = make_map((3, 4, 4), batch=1), make_weights(4)
+    leaves = [v.requires_grad_() for v in (x, weight, bias)]
+    torch.library.opcheck(_depthwise3x3, (*leaves, False, "silu", 1))
+    torch.library.opcheck(_depthwise3x3, (*leaves[:2], None, False, "none", 2))
+    torch.library.opcheck(_depthwise3x3_norm, (*(v.detach() for v in leaves), torch.ones(4), torch.zeros(4), 1e-5))
+
+
+def test_compiles_to_one_graph():
+    compiled = torch.compile(lambda *args: _depthwise3x3(*args), fullgraph=True, backend="aot_eager")
+    check(compiled, make_map((3, 5, 4), margin=2), *make_weights(4), activation="silu")

@@ -1,0 +1,188 @@
+"""The head's kernels with gradients through Triton's interpreter; run by `test_interpreted.py`."""
+
+import pytest
+import torch
+
+from crispseg.models import omp
+from crispseg.models.omp import OMPConfig, OMPHead
+from crispseg.ops.maps import resizing
+from crispseg.ops.train import cross_attention, residual_attention
+from crispseg.ops.train import matching as cosines
+from crispseg.ops.train.weight_copies import copies
+from tests.conftest import relative_error
+from tests.ops.maps.test_maps import resized
+from tests.ops.train.test_cross_attention import head_by_head, make_residual, residual_formula
+from tests.ops.train.test_matching import best_of
+
+BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-2}
+
+
+def agree(function, formula, tensors, roundings=1):
+    """Results and gradients, in the tensors' precision and in float64."""
+    exact = [x.detach().double().requires_grad_() for x in tensors]
+    given = [x.detach().requires_grad_() for x in tensors]
+    found, truth = function(*given), formula(*exact)
+    bound = roundings * BOUNDS[tensors[0].dtype]
+    assert found.shape == truth.shape
+    assert relative_error(found, truth) < bound
+    g = torch.randn_like(truth)
+    truth.backward(g)
+    found.backward(g.to(found.dtype))
+    for x, true in zip(given, exact, strict=True):
+        assert x.grad.dtype == x.dtype
+        assert (x.grad - true.grad).norm() < bound * true.grad.norm() + 1e-5
+
+
+def draw(*shape, dtype=torch.float32, scale=1.0):
+    return (scale * torch.randn(shape)).to(dtype)
+
+
+# pixels, tokens, heads, channels of a head
+SIZES = [(37, 6, 8, 16), (64, 1, 1, 4), (5, 3, 2, 8), (33, 20, 4, 12), (16, 64, 3, 32), (1, 5, 8, 32)]
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("few", ["keys", "queries"])
+def test_attention(size, few):
+    pixels, tokens, heads, width = size
+    many, some = draw(2, 2, pixels, heads * width), draw(2, 2, tokens, heads * width)
+    inputs = (many[0], some[0], some[1]) if few == "keys" else (some[0], many[0], many[1])
+    agree(ATTENTIONS[few](heads), head_by_head(heads), inputs)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("few", ["keys", "queries"])
+def test_attention_in_half_precision(few, dtype):
+    many, some = draw(2, 1, 150, 32, dtype=dtype), draw(2, 1, 6, 32, dtype=dtype)
+    inputs = (many[0], some[0], some[1]) if few == "keys" else (some[0], many[0], many[1])
+    agree(ATTENTIONS[few](2), head_by_head(2), inputs)
+
+
+@pytest.mark.parametrize("few", ["keys", "queries"])
+def test_attention_with_large_scores(few):
+    many, some = draw(2, 1, 40, 32, scale=30.0), draw(2, 1, 6, 32)
+    inputs = (many[0], some[0], some[1]) if few == "keys" else (some[0], many[0], many[1])
+    agree(ATTENTIONS[few](2), head_by_head(2), inputs)
+
+
+ATTENTIONS = {
+    "keys": lambda heads: lambda q, k, v: cross_attention._read_tokens(q, torch.cat([k, v], -1), heads),
+    "queries": lambda heads: lambda q, k, v: cross_attention._read_pixels(q, torch.cat([k, v], -1), heads)[0],
+}
+
+
+def by_operator(heads):
+    def function(x, kv, *layers):
+        given = *layers, *copies(x.dtype, *layers[:4])
+        return residual_attention._residual_attention(x, kv, *given, 1e-5, heads)[0]
+
+    return function
+
+
+# pixels, tokens, heads, channels of a head, channels of a pixel
+@pytest.mark.parametrize("size", [(37, 6, 4, 8, 64), (1, 1, 1, 4, 8), (20, 3, 2, 8, 24), (70, 5, 2, 16, 33)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_residual_attention(size, dtype):
+    agree(by_operator(size[2]), residual_formula(size[2]), make_residual(*size, dtype), roundings=2)
+
+
+def test_residual_attention_is_registered_well():
+    tensors = [x.requires_grad_() for x in make_residual(5, 3, 2, 4, 16)]
+    torch.library.opcheck(
+        residual_attention._residual_attention, (*tensors, *copies(torch.float32, *tensors[2:6]), 1e-5, 2)
+    )
+    compiled = torch.compile(by_operator(2), fullgraph=True, backend="aot_eager")
+    agree(compiled, residual_formula(2), make_residual(5, 3, 2, 4, 16))
+
+
+def test_the_gradient_that_residual_attention_is_given_stays_as_it_is():
+    tensors = [x.requires_grad_() for x in make_residual(9, 3, 2, 4, 16)]
+    y = by_operator(2)(*tensors)
+    g = torch.randn_like(y)
+    before = g.clone()
+    first = torch.autograd.grad(y, tensors, g, retain_graph=True)
+    assert torch.equal(g, before)
+    assert all(map(torch.equal, first, torch.autograd.grad(y, tensors, g)))
+
+
+def best_cosines(x, prototypes):
+    best, winners, _ = cosines._best_cosines(x, prototypes)
+    assert winners.max() < prototypes.shape[2]
+    return best
+
+
+# pixels, classes, prototypes of a class, channels
+@pytest.mark.parametrize(
+    "size", [(37, 6, 3, 64), (1, 1, 1, 4), (40, 20, 3, 24), (16, 5, 2, 256), (9, 2, 20, 200), (18, 40, 1, 16)], ids=str
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("scale", [1.0, 1e3])
+def test_best_cosines(size, dtype, scale):
+    pixels, classes, count, width = size
+    x = draw(2, pixels, width, dtype=dtype, scale=scale)
+    prototypes = torch.nn.functional.normalize(torch.randn(2, classes, count, width), dim=-1)
+    agree(best_cosines, best_of, (x, prototypes))
+
+
+def test_a_descriptor_of_zeros():
+    x = torch.zeros(1, 3, 16, requires_grad=True)
+    prototypes = torch.randn(1, 2, 2, 16, requires_grad=True)
+    best = best_cosines(x, prototypes)
+    best.sum().backward()
+    assert (best == 0).all()
+    assert (prototypes.grad == 0).all()
+    expected = 1e12 * prototypes.detach()[0, :, 0].sum(0)  # all tie: the first wins, as in torch
+    torch.testing.assert_close(x.grad, expected.expand_as(x))
+
+
+SIZES_OF_MAPS = [
+    ((4, 4), (8, 8)),
+    ((3, 5), (7, 9)),
+    ((1, 1), (5, 3)),
+    ((2, 3), (16, 24)),
+    ((6, 5), (6, 5)),
+    ((9, 7), (4, 3)),
+    ((8, 8), (2, 1)),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_resized_maps_in_half_precision(dtype):
+    x, finer = draw(2, 3, 5, 20, dtype=dtype), draw(2, 7, 9, 20, dtype=dtype)
+    agree(resizing._resize_add, lambda x, y: resized(x, (7, 9)) + y, (x, finer))
+
+
+@pytest.mark.parametrize(("low", "size"), SIZES_OF_MAPS)
+def test_resized_maps(low, size):
+    x, finer = draw(1, *low, 20), draw(1, *size, 20)
+    agree(resizing._resize_add, lambda x, y: resized(x, size) + y, (x, finer))
+
+
+@pytest.mark.parametrize(("low", "size"), SIZES_OF_MAPS)
+def test_resized_scores(low, size):
+    def planes(x):
+        return resized(x.permute(0, 2, 3, 1), size).permute(0, 3, 1, 2)
+
+    agree(lambda x: resizing._resize_planes(x, *size), planes, (draw(1, 2, *low),))
+
+
+@pytest.mark.parametrize("neck", ["topdown", "concat"])
+def test_a_head_with_and_without_kernels(monkeypatch, neck):
+    widths = (8, 8, 16, 16)
+    head = OMPHead(widths, 3, OMPConfig(dim=32, attention_heads=4, mlp_dim=32, neck=neck)).train()
+    features = [draw(1, w, 32 // s, 96 // s) for w, s in zip(widths, (4, 8, 16, 32), strict=True)]
+
+    def step():
+        head.zero_grad()
+        logits = head(features).logits
+        logits.square().mean().backward()
+        return logits.detach(), torch.cat([p.grad.flatten() for p in head.parameters()])
+
+    logits, gradients = step()
+    monkeypatch.setattr(omp, "takes", lambda *args: True)
+    monkeypatch.setattr(residual_attention, "takes", lambda x, *args: x.is_contiguous())
+    monkeypatch.setattr(cosines, "_use_kernels", lambda *args: True)
+    monkeypatch.setattr(resizing, "_use_kernels", lambda *args: True)
+    by_kernels = step()
+    assert relative_error(by_kernels[0], logits) < 1e-4
+    assert relative_error(by_kernels[1], gradients) < 1e-4

@@ -1,0 +1,173 @@
+"""The head's kernels with gradients on a CUDA device, against float64, and in the head's own training step."""
+
+import copy
+
+import pytest
+import torch
+
+from crispseg.models.omp import OMPConfig, OMPHead
+from crispseg.ops.dispatch import only
+from crispseg.ops.maps import resizing
+from crispseg.ops.train import cross_attention, residual_attention
+from crispseg.ops.train import matching as cosines
+from tests.conftest import relative_error
+from tests.ops.maps.test_maps import resized
+from tests.ops.train.test_cross_attention import head_by_head, make_residual, residual_formula
+from tests.ops.train.test_matching import best_of
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _kernels(monkeypatch):
+    monkeypatch.delenv("CRISPSEG_OPS_BACKEND", raising=False)
+
+
+def draw(*shape, dtype=torch.bfloat16, scale=1.0):
+    return (scale * torch.randn(shape, device="cuda")).to(dtype)
+
+
+def agree(function, formula, tensors, bound=1e-2):
+    """Results and gradients, in the tensors' precision and in float64."""
+    exact = [x.detach().double().requires_grad_() for x in tensors]
+    given = [x.detach().requires_grad_() for x in tensors]
+    found, truth = function(*given), formula(*exact)
+    assert found.shape == truth.shape
+    assert relative_error(found, truth) < bound
+    g = torch.randn_like(truth).to(found.dtype)
+    truth.backward(g.double())
+    found.backward(g)
+    for x, true in zip(given, exact, strict=True):
+        assert x.grad.dtype == x.dtype
+        assert (x.grad - true.grad).norm() < bound * true.grad.norm() + 1e-5
+
+
+def attend(heads):
+    def function(q, k, v):
+        kv = torch.cat([k, v], -1)
+        assert cross_attention.takes(q, kv.shape[1], heads)
+        return cross_attention.few_tokens_attention(q, kv, heads)
+
+    return function
+
+
+# crisp_tiny's at 512 px, crisp_nano's, then odd ones: pixels, tokens, heads, channels of a head
+SIZES = [
+    (16384, 6, 8, 16),
+    (4096, 7, 8, 8),
+    (6, 6, 8, 32),
+    (1001, 20, 4, 12),
+    (333, 64, 3, 64),
+    (70, 1, 1, 4),
+    (1, 5, 8, 32),
+]
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("few", ["keys", "queries"])
+@pytest.mark.parametrize("scale", [1.0, 4.0])
+def test_attention(size, few, scale):
+    pixels, tokens, heads, width = size
+    many, some = draw(2, 2, pixels, heads * width, scale=scale), draw(2, 2, tokens, heads * width)
+    agree(attend(heads), head_by_head(heads), (many[0], *some) if few == "keys" else (some[0], *many))
+
+
+@pytest.mark.parametrize(
+    "size",
+    [(16384, 6, 3, 256), (4096, 6, 3, 128), (1, 1, 1, 4), (1001, 20, 3, 24), (77, 40, 1, 64), (300, 2, 20, 200)],
+    ids=str,
+)
+@pytest.mark.parametrize("scale", [1.0, 1e3])
+def test_best_cosines(size, scale):
+    pixels, classes, count, width = size
+    x = draw(2, width, pixels, 1, scale=scale)
+    prototypes = torch.nn.functional.normalize(torch.randn(2, classes, count, width, device="cuda"), dim=-1)
+    assert cosines._use_kernels(x, prototypes)
+    agree(
+        lambda x, p: cosines.best_match(x, p)[0].flatten(2),
+        lambda x, p: best_of(x.flatten(2).transpose(1, 2), p),
+        (x, prototypes),
+    )
+
+
+MAPS = [((64, 64), (128, 128)), ((17, 33), (33, 65)), ((1, 1), (5, 3)), ((16, 16), (128, 128)), ((9, 7), (4, 3))]
+
+
+def in_planes(size):
+    return lambda x: resized(x.permute(0, 2, 3, 1), size).permute(0, 3, 1, 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize(("low", "size"), MAPS)
+def test_resized_maps(low, size, layout, dtype):
+    x, finer = (draw(2, 136, *shape, dtype=dtype).contiguous(memory_format=layout) for shape in (low, size))
+    assert resizing._use_kernels(x, size)
+    agree(resizing.add_resized, lambda y, x: in_planes(size)(x) + y, (finer, x))
+
+
+@pytest.mark.parametrize(("low", "size"), [*MAPS, ((128, 128), (512, 512))])
+def test_resized_scores(low, size):
+    agree(
+        lambda x: resizing.resize_scores(x, size), in_planes(size), (draw(2, 6, *low, dtype=torch.float32),), bound=1e-5
+    )
+
+
+@pytest.mark.parametrize("neck", ["topdown", "concat"])
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_a_head_with_and_without_kernels(neck, compiled):
+    widths = (32, 64, 96, 128)
+    head = OMPHead(widths, 5, OMPConfig(dim=128, mlp_dim=256, neck=neck)).cuda().train()
+    features = [
+        torch.randn(2, w, 96 // s, 128 // s, device="cuda").contiguous(memory_format=torch.channels_last)
+        for w, s in zip(widths, (4, 8, 16, 32), strict=True)
+    ]
+    weights = torch.randn(5, device="cuda")[:, None, None]
+
+    def step():
+        torch.compiler.reset()
+        trained = copy.deepcopy(head)
+        run = torch.compile(trained, fullgraph=True) if compiled else trained
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            logits = run(features).logits
+        assert logits.dtype == torch.float32
+        (logits * weights).mean().backward()
+        return logits.detach(), torch.cat([p.grad.flatten() for p in trained.parameters()])
+
+    logits, gradients = step()
+    with only("torch"):
+        plain_logits, plain_gradients = step()
+    assert relative_error(logits, plain_logits) < 0.05
+    assert relative_error(gradients, plain_gradients) < 0.1
+
+
+# pixels, tokens, heads, channels of a head, channels of a pixel
+@pytest.mark.parametrize("size", [(16384, 6, 8, 16, 256), (4096, 7, 8, 8, 128), (1001, 20, 4, 12, 96)], ids=str)
+def test_residual_attention(size):
+    heads = size[2]
+
+    def function(x, kv, *layers):
+        layers = residual_attention.Layers(*layers)
+        assert residual_attention.takes(x, kv.shape[1], heads, layers)
+        return residual_attention.residual_attention(x, kv, layers, 1e-5, heads)
+
+    agree(function, residual_formula(heads), make_residual(*size, torch.bfloat16, "cuda"), bound=2e-2)
+
+
+def test_captured_graph_replays():
+    q, kv = draw(2, 500, 64).requires_grad_(), draw(2, 6, 128).requires_grad_()
+
+    def step():
+        return torch.autograd.grad(cross_attention.few_tokens_attention(q, kv, 4).float().square().sum(), (q, kv))
+
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step()
+    with torch.no_grad():
+        q.copy_(torch.randn_like(q))
+    graph.replay()
+    assert all(map(torch.equal, found, step()))

@@ -22,6 +22,7 @@ from crispseg.predict.scene import Request
 from crispseg.predict.work import Settings
 from tests.geo.rasters import UTM, random_pixels, read_raster, write_raster
 from tests.geo.servers import range_server
+from tests.geo.stac.rules import check_extensions
 from tests.predict.standins import StandIn
 
 pystac = pytest.importorskip("pystac")
@@ -111,9 +112,11 @@ def test_a_catalogue_from_elsewhere_names_no_file_of_this_machine(tmp_path):
 
 
 def validated(path):
-    """The item, checked against the core schema that comes with pystac; extensions' own schemas are on the network."""
+    """The item, checked against the core schema that comes with pystac, and against what its extensions ask."""
+    written = json.loads(path.read_text(encoding="utf-8"))
+    check_extensions(written)
     item = pystac.Item.from_file(str(path))
-    core = copy.deepcopy(item.to_dict(include_self_link=False))
+    core = copy.deepcopy(written)
     core["stac_extensions"] = []
     pystac.Item.from_dict(core).validate()
     return item
@@ -152,6 +155,35 @@ def test_many_scenes_as_one_run_with_an_item_beside_each_map(tmp_path, offline):
     assert not [uri for uri in item.stac_extensions if "mlm" in uri], "it describes models and asks for one as an asset"
 
 
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda item: item["stac_extensions"].pop(),
+        lambda item: item["stac_extensions"].append("https://stac-extensions.github.io/mlm/v1.4.0/schema.json"),
+        lambda item: item["properties"].update({"proj:epsg": 32633}),  # of version 1
+        lambda item: item["properties"].update({"proj:shape": [60.0, 50.0]}),
+        lambda item: item["properties"].update({"proj:transform": [0.5, 0]}),
+        lambda item: item["assets"]["classes"]["classification:classes"][0].update(name="kind 0"),
+        lambda item: item["assets"]["classes"]["classification:classes"][0].update(value=1),
+        lambda item: item["assets"]["classes"]["raster:bands"][0].update(data_type="byte"),
+    ],
+)
+def test_the_rules_of_the_extensions_find_what_breaks_them(spoil, written_item):
+    item = copy.deepcopy(written_item)
+    assert check_extensions(item) == {"projection", "raster", "classification"}
+    spoil(item)
+    with pytest.raises(AssertionError):
+        check_extensions(item)
+
+
+@pytest.fixture(scope="module")
+def written_item(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("item")
+    scene = write_raster(folder / "scene.tif", random_pixels(3, 40, 50), **UTM)
+    predict_scenes([scene], str(folder / "maps"), StandIn(), dataclasses.replace(SMALL, stac=True))
+    return json.loads((folder / "maps" / "scene.stac.json").read_text(encoding="utf-8"))
+
+
 def test_an_item_of_a_scene_that_came_from_no_catalogue(tmp_path, offline):
     scene = write_raster(tmp_path / "scene.tif", random_pixels(3, 40, 50), **UTM)
     plain = write_raster(tmp_path / "plain.tif", random_pixels(3, 40, 50))
@@ -162,6 +194,15 @@ def test_an_item_of_a_scene_that_came_from_no_catalogue(tmp_path, offline):
     assert item.geometry is None and item.bbox is None and item.properties.get("proj:code") is None
     assert not predict_scenes([scene], str(tmp_path / "without.tif"), StandIn(), SMALL).failures
     assert not (tmp_path / "without.stac.json").exists()
+
+
+def test_a_reference_system_without_a_code_is_written_out(tmp_path, offline):
+    own = rasterio.crs.CRS.from_string("+proj=laea +lat_0=10 +lon_0=20 +ellps=WGS84 +units=m")
+    scene = write_raster(tmp_path / "scene.tif", random_pixels(3, 40, 50), **{**UTM, "crs": own})
+    predict_scenes([scene], str(tmp_path / "maps"), StandIn(), dataclasses.replace(SMALL, stac=True))
+    item = validated(tmp_path / "maps" / "scene.stac.json")
+    assert item.properties.get("proj:code") is None
+    assert rasterio.crs.CRS.from_wkt(item.properties["proj:wkt2"]) == own
 
 
 def test_the_command(tmp_path, monkeypatch, capsys):

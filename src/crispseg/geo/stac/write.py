@@ -106,10 +106,11 @@ def _tell_grid(item: Any, grid: Grid) -> None:
     from pystac.extensions.projection import ProjectionExtension
     from rasterio.crs import CRS
 
-    code = ":".join(CRS.from_wkt(grid.crs).to_authority() or ()) if grid.crs else ""
+    system = CRS.from_wkt(grid.crs) if grid.crs else None
+    code = ":".join(system.to_authority() or ()) if system else ""
     ProjectionExtension.ext(item, add_if_missing=True).apply(
         code=code or None,
-        wkt2=grid.crs if grid.crs and not code else None,
+        wkt2=system.to_wkt(version="WKT2_2019") if system and not code else None,
         shape=[grid.height, grid.width],
         transform=list(grid.transform),
     )

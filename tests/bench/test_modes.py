@@ -22,3 +22,9 @@ def test_compiled_asks_for_the_compiled_function():
     for mode in ("eager", "compiled", "fused"):
         modes.MODES[mode](make, (torch.zeros(1),), modes.Recorder())
     assert asked == [False, True, False]
+
+
+def test_what_torchs_profiler_logs_about_itself_is_not_shown(capfd):
+    """Written by C++ straight to the file descriptor, at every start and stop."""
+    modes.Plain(lambda x: (x + 1,), (torch.zeros(2),))
+    assert "USDT" not in "".join(capfd.readouterr())

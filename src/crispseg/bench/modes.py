@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -91,6 +92,7 @@ def _with_peak(run: Callable[[], Tensors], inputs: Tensors) -> tuple[Tensors, in
 
 def _with_peak_on_cpu(run: Callable[[], Tensors], inputs: Tensors) -> tuple[Tensors, int]:
     """The same from what the profiler saw torch's allocator give and take."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # 5, its USDT lines, are printed at every start and stop otherwise
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         outputs = run()
     with tempfile.TemporaryDirectory() as folder:

@@ -111,9 +111,8 @@ def whole_parser() -> argparse.ArgumentParser:
 
 
 def _hush_libraries() -> None:
-    """What torch logs about itself is not for the user; whoever sets these variables gets it back."""
+    """What torch logs about itself is not for the user; whoever sets this variable gets it back."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    os.environ.setdefault("KINETO_LOG_LEVEL", "5")
 
 
 def _overview() -> str:

@@ -71,8 +71,13 @@ def explaining(target: str | os.PathLike[str]) -> Iterator[None]:
         if error.errno in _DISK_FULL:
             raise UserError(f"no space left to write {target}; free some and run again") from error
         if error.errno in _NOT_WRITABLE:
-            raise UserError(f"cannot write {target}: {error.strerror}") from error
+            raise UserError(f"cannot write {target}: {_in_the_way(Path(target)) or error.strerror}") from error
         raise
+
+
+def _in_the_way(target: Path) -> str:
+    """The file that stands where a folder of this path should be, in words; the system says "File exists"."""
+    return next((f"{path} is a file, not a folder" for path in target.parents if path.is_file()), "")
 
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)

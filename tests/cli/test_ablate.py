@@ -156,3 +156,11 @@ def test_mistakes_are_told(places, capsys, words, said):
     assert main.main(ablate(places, *(word.format(dco=places / "dco.yaml") for word in words))) == 1
     assert said in capsys.readouterr().err
     assert not (places / "out").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_told_before_the_first_run(places, capsys):
+    (places / "out").write_text("a file, not a folder")
+    words = ablate(places, str(places / "dco.yaml"))
+    assert main.main([*words[:-1], str(places / "out" / "below")]) == 1
+    said = capsys.readouterr().err
+    assert "cannot make the folder" in said and "choose another with --out" in said and said.count("\n") == 1

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -391,6 +392,24 @@ def test_outputs_that_cannot_be_are_explained(tmp_path):
     assert "unknown engine" in refusal([scene], tmp_path / "map.tif", engine="rey")
     with pytest.raises(UserError, match=r"not shape\.shp"):
         PolygonChoice("shape.shp")
+
+
+@pytest.mark.parametrize("kind", ["below a file", "read-only"])
+def test_polygons_that_cannot_be_written_are_noticed_before_the_first_tile(tmp_path, kind):
+    scene, _ = smooth_scene(tmp_path / "scene.tif")
+    place = tmp_path / "place"
+    if kind == "read-only":
+        place.mkdir(mode=0o555)
+        if os.access(place, os.W_OK):
+            pytest.skip("root may write anywhere")
+    else:
+        place.write_text("a file, not a folder", encoding="utf-8")
+    model = StandIn()
+    model.forward = lambda image: pytest.fail("a tile was computed")
+    request = dataclasses.replace(SMALL, polygons=PolygonChoice(str(place / "all.gpkg")))
+    report = predict_scenes([scene], str(tmp_path / "map.tif"), model, request)
+    assert re.search(r"(cannot|may not) write .*all.gpkg", str(report.failures))
+    assert files_in(tmp_path) == ["place", "scene.tif"]
 
 
 def test_existing_maps_are_refused_skipped_or_replaced(tmp_path):

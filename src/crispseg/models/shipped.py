@@ -70,7 +70,7 @@ def read_card(name: str) -> dict[str, Any]:
 
 
 def read_backbone_card(name: str) -> dict[str, Any]:
-    """Likewise of a shipped backbone."""
+    """What config.json of a shipped backbone says, without its weights."""
     return _card(BACKBONES / name)
 
 

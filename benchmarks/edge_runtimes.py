@@ -2,8 +2,9 @@
 
     python benchmarks/edge_runtimes.py --data DATA/dubai --out benchmarks/results
 
-Exports the model, times all runtimes in turn (round after round, so that other load hits all alike), and scores each on
-windows of labelled images. `alone` is one tile with all threads; `pairs` is as many tiles at a time as there are
+Exports the model, times all runtimes in turn (round after round, each time from another one on, so that other load hits
+all alike), and scores each on windows of labelled images. Ratios are taken within a round; their median and middle half
+are told. `alone` is one tile with all threads; `pairs` is as many tiles at a time as there are
 threads, each on one, as `crisp predict` runs them. Needs crispseg[export] and openvino.
 """
 
@@ -116,16 +117,17 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             found = run(image)
             error = float(np.linalg.norm(found - truth) / np.linalg.norm(truth))
             rows[name] = {"relative_error": error, "mIoU": miou(run, windows, model.num_classes)}
-        times = race(alone, single, image, args)
-        for name, found in times.items():
-            rows[name] |= found
+        before = os.getloadavg()[0]
+        for name, times in race(alone, single, image, args).items():
+            rows[name] |= times
+        load = [before, os.getloadavg()[0]]
         sizes = {"float32": whole.stat().st_size, "int8": small.stat().st_size}
     return {
         "model": args.model,
         "size": args.size,
         "threads": args.threads,
         "rounds": args.rounds,
-        "load_average": os.getloadavg()[0],
+        "load_average": load,
         "scored_on": f"{len(windows.scoring)} windows of {args.size} px",
         "file_bytes": sizes,
         "rows": rows,
@@ -134,39 +136,58 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 def race(
     alone: dict[str, Run], single: dict[str, Run], image: np.ndarray, args: argparse.Namespace
-) -> dict[str, dict[str, float]]:
-    """Medians over rounds; every runtime runs once a round."""
-    seen: dict[str, dict[str, list[float]]] = {name: {"alone_ms": [], "pairs_ms": []} for name in alone}
+) -> dict[str, dict[str, Any]]:
+    """Every runtime once a round; what each took, and its ratio to the first one in the same round."""
+    seen: dict[str, dict[str, list[float]]] = {name: {"alone": [], "pairs": []} for name in alone}
+    names = list(alone)
     with ThreadPoolExecutor(args.threads) as pool:
         for turn in range(args.rounds + 1):
-            for name in alone:
+            first = turn % len(names)
+            for name in names[first:] + names[:first]:
                 took = milliseconds(lambda name=name: alone[name](image))
                 both = milliseconds(lambda name=name: in_pairs(single[name], image, pool, args.threads)) / args.threads
                 if turn:  # the first round warms up
-                    seen[name]["alone_ms"].append(took)
-                    seen[name]["pairs_ms"].append(both)
-    return {name: {key: statistics.median(values) for key, values in found.items()} for name, found in seen.items()}
+                    seen[name]["alone"].append(took)
+                    seen[name]["pairs"].append(both)
+    base = seen[names[0]]
+    return {
+        name: {
+            key: {"ms": statistics.median(values), "ratio": quartiles(np.divide(values, base[key]))}
+            for key, values in found.items()
+        }
+        for name, found in seen.items()
+    }
+
+
+def quartiles(values: np.ndarray) -> list[float]:
+    """A quarter, the half and three quarters of the values lie below these."""
+    return [float(value) for value in np.quantile(values, (0.25, 0.5, 0.75))]
 
 
 def markdown(result: dict[str, Any]) -> str:
-    base = result["rows"]["crispseg fused, float32"]
+    before, after = result["load_average"]
     lines = [
         f"# {result['model']} on {result['threads']} CPU threads, one {result['size']} px tile",
         "",
-        f"Median of {result['rounds']} rounds, all runtimes in turn; load average {result['load_average']:.1f} (above "
-        f"{result['threads']} the milliseconds are too long, and the ratios, taken in one run, are what to read). "
-        f"mIoU on {result['scored_on']}. File: {result['file_bytes']['float32'] / 2**20:.1f} MiB in float32, "
-        f"{result['file_bytes']['int8'] / 2**20:.1f} in int8. `python benchmarks/edge_runtimes.py --data DATA/dubai`",
+        f"Medians of {result['rounds']} rounds, all runtimes in turn; x is the ratio to the first line in the same "
+        f"round (its middle half in brackets). Load average {before:.1f} before the race and {after:.1f} at its end, "
+        f"of which the race itself is {result['threads']}: above that the milliseconds are too long, and the ratios "
+        f"are what to read. mIoU on {result['scored_on']}. File: {result['file_bytes']['float32'] / 2**20:.1f} MiB in "
+        f"float32, {result['file_bytes']['int8'] / 2**20:.1f} in int8. "
+        "`python benchmarks/edge_runtimes.py --data DATA/dubai`",
         "",
         "| runtime | one tile alone, ms | x | tiles side by side, ms each | x | relative error | mIoU |",
         "|---|---|---|---|---|---|---|",
     ]
     for name, row in result["rows"].items():
-        lines.append(
-            f"| {name} | {row['alone_ms']:.0f} | {row['alone_ms'] / base['alone_ms']:.2f} | {row['pairs_ms']:.0f} | "
-            f"{row['pairs_ms'] / base['pairs_ms']:.2f} | {row['relative_error']:.1e} | {row['mIoU']:.2f} |"
-        )
+        cells = [cell for key in ("alone", "pairs") for cell in (f"{row[key]['ms']:.0f}", spread(row[key]["ratio"]))]
+        lines.append(f"| {name} | {' | '.join(cells)} | {row['relative_error']:.1e} | {row['mIoU']:.2f} |")
     return "\n".join(lines) + "\n"
+
+
+def spread(ratio: list[float]) -> str:
+    low, middle, high = ratio
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
 
 
 def main() -> None:

@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from crispseg.files import write_json, write_text
+
+
+def measure_and_record(
+    parser: argparse.ArgumentParser,
+    measure: Callable[[argparse.Namespace], dict[str, Any]],
+    path: Path,
+    title: str,
+    notes: str,
+) -> None:
+    """What a command measures is printed, and kept unless --no-record."""
+    parser.add_argument("--no-record", action="store_true")
+    args = parser.parse_args()
+    entry = measure(args)
+    print(json.dumps(entry, indent=2))
+    if not args.no_record:
+        record(path, title, notes, entry)
 
 
 def record(path: Path, title: str, notes: str, entry: dict[str, Any]) -> None:

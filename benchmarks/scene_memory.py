@@ -11,7 +11,6 @@ benchmarks/results/scene_memory.json, and the table in scene_memory.md is writte
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import threading
 import time
@@ -19,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from record import record
+from record import measure_and_record
 from torch import Tensor
 
 import crispseg
@@ -145,12 +144,7 @@ def main() -> None:
     parser.add_argument("--tile", type=int, default=1024)
     parser.add_argument("--all-maps", action="store_true")
     parser.add_argument("--folder", help="where the scene and its map are put for the time of the run")
-    parser.add_argument("--no-record", action="store_true")
-    args = parser.parse_args()
-    entry = measure(args)
-    print(json.dumps(entry, indent=2))
-    if not args.no_record:
-        record(RESULTS, TITLE, NOTES, entry)
+    measure_and_record(parser, measure, RESULTS, TITLE, NOTES)
 
 
 if __name__ == "__main__":

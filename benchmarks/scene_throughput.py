@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from record import record
+from record import measure_and_record
 
 import crispseg
 from crispseg.models.base import ModelInfo, SegmentationModel
@@ -205,12 +204,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--folder", help="where the scene and its map are put for the time of the run")
-    parser.add_argument("--no-record", action="store_true")
-    args = parser.parse_args()
-    entry = measure(args)
-    print(json.dumps(entry, indent=2))
-    if not args.no_record:
-        record(RESULTS, TITLE, NOTES, entry)
+    measure_and_record(parser, measure, RESULTS, TITLE, NOTES)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import http.client
-import json
 import os
 import tempfile
 import threading
@@ -27,7 +26,7 @@ from pathlib import Path
 import numpy as np
 import rasterio
 from rasterio.enums import Resampling
-from record import record
+from record import measure_and_record
 
 from crispseg.geo.grid import Grid
 from crispseg.geo.maps import Legend, MapChoice, write_maps
@@ -175,12 +174,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=40_000, help="pixels on a side")
     parser.add_argument("--pixels", action="store_true", help="without a reference system")
     parser.add_argument("--folder", help="where the scene is put for the time of the run")
-    parser.add_argument("--no-record", action="store_true")
-    args = parser.parse_args()
-    entry = measure(args)
-    print(json.dumps(entry, indent=2))
-    if not args.no_record:
-        record(RESULTS, TITLE, NOTES, entry)
+    measure_and_record(parser, measure, RESULTS, TITLE, NOTES)
 
 
 if __name__ == "__main__":

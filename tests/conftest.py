@@ -1,4 +1,5 @@
 import os
+from collections.abc import Iterator
 
 import hypothesis
 import pytest
@@ -25,6 +26,23 @@ def _same_start() -> None:
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[dict[str, str]]:
+    """An object store of this machine: the environment that leads to it."""
+    pytest.importorskip("moto")
+    from tests.geo.servers import s3_server
+
+    with s3_server() as environment:
+        yield environment
+
+
+@pytest.fixture
+def bucket(s3: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> str:
+    for key, value in s3.items():
+        monkeypatch.setenv(key, value)
+    return "s3://bucket"
 
 
 def relative_error(x: torch.Tensor, truth: torch.Tensor) -> float:

@@ -49,6 +49,13 @@ def checked(hint: Any, value: Any, where: str) -> Any:
     return _convert(hint, value, where)
 
 
+def check_positive(values: Mapping[str, float | None]) -> None:
+    """Refuse what is 0 or less, by the key it has in a config; None is left open."""
+    for key, value in values.items():
+        if value is not None and value <= 0:
+            raise UserError(f"{key} must be more than 0, not {value}")
+
+
 def to_dict(config: Any) -> Any:
     """The plain values of a config, ready for YAML or JSON; `build` takes them back."""
     if dataclasses.is_dataclass(config) and not isinstance(config, type):

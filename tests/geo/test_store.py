@@ -7,21 +7,7 @@ import rasterio
 from crispseg.errors import UserError
 from crispseg.geo import store
 from tests.geo.rasters import UTM, random_pixels, write_raster
-from tests.geo.servers import keys_in, range_server, requests_to, s3_server
-
-
-@pytest.fixture(scope="module")
-def server():
-    pytest.importorskip("moto")
-    with s3_server() as environment:
-        yield environment
-
-
-@pytest.fixture
-def bucket(server, monkeypatch):
-    for key, value in server.items():
-        monkeypatch.setenv(key, value)
-    return "s3://bucket"
+from tests.geo.servers import keys_in, range_server, requests_to
 
 
 def test_names():
@@ -51,9 +37,9 @@ def test_put_read_and_remove(bucket, tmp_path):
     assert not store.exists(name)
 
 
-def test_the_right_to_write_is_tried(bucket, server):
+def test_the_right_to_write_is_tried(bucket, s3):
     store.check_writable(f"{bucket}/maps")
-    assert keys_in(server) == [], "nothing stays behind"
+    assert keys_in(s3) == [], "nothing stays behind"
     with pytest.raises(UserError, match="s3://nobody/maps cannot be written: .*check the name"):
         store.check_writable("s3://nobody/maps")
     with pytest.raises(UserError, match="can be read but not written"):

@@ -29,14 +29,14 @@ from tests.predict.standins import StandIn
 REQUEST = Request(Settings(64, 16), maps=MapChoice(True, True), polygons=PolygonChoice("gpkg"), pace=Pace(2, 2))
 
 
-def start(scene: str, target: Path) -> int:
+def start(scene: str, target: str, **options: str) -> int:
     child = os.fork()
     if child == 0:
         failed = True
         try:
             model = StandIn(reach=4)
             model.before = lambda x: time.sleep(0.01)
-            failures = predict_scenes([scene], str(target), model, REQUEST).failures
+            failures = predict_scenes([scene], target, model, REQUEST, **options).failures
             print(*failures, file=sys.stderr)
             failed = bool(failures)
         finally:
@@ -67,13 +67,13 @@ def main(rounds: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         scene = write_raster(Path(folder) / "scene.tif", random_pixels(3, 400, 300), **UTM)
         begun = time.monotonic()
-        assert wait_at_most(start(scene, Path(folder) / "whole" / "map.tif"), 120)
+        assert wait_at_most(start(scene, f"{folder}/whole/map.tif"), 120)
         whole_time = time.monotonic() - begun
         expected = contents(Path(folder) / "whole")
         for k in range(rounds):
             target = Path(folder) / f"killed_{k}" / "map.tif"
             kills = 0
-            while not wait_at_most(start(scene, target), random.uniform(0.1, 1.1) * whole_time):
+            while not wait_at_most(start(scene, str(target)), random.uniform(0.1, 1.1) * whole_time):
                 kills += 1
                 if target.exists() and not is_waiting(target):
                     break  # killed when all was done

@@ -15,26 +15,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from crispseg.geo import store
-from crispseg.predict.batch import predict_scenes
 from tests.geo.rasters import UTM, random_pixels, write_raster
 from tests.geo.servers import keys_in, s3_server
-from tests.predict.killed_runs import REQUEST, wait_at_most
-from tests.predict.standins import StandIn
-
-
-def start(scene: str, output: str, scratch: str) -> int:
-    child = os.fork()
-    if child == 0:
-        failed = True
-        try:
-            model = StandIn(reach=4)
-            model.before = lambda x: time.sleep(0.01)
-            failures = predict_scenes([scene], output, model, REQUEST, scratch=scratch).failures
-            print(*failures, file=sys.stderr)
-            failed = bool(failures)
-        finally:
-            os._exit(failed)
-    return child
+from tests.predict.killed_runs import start, wait_at_most
 
 
 def contents(environment: dict[str, str], folder: str) -> dict[str, bytes]:
@@ -53,12 +36,14 @@ def main(rounds: int) -> None:
             os._exit(0)
         os.waitpid(pid, 0)
         begun = time.monotonic()
-        assert wait_at_most(start("s3://bucket/scene.tif", "s3://bucket/whole/map.tif", f"{folder}/scratch"), 120)
+        assert wait_at_most(
+            start("s3://bucket/scene.tif", "s3://bucket/whole/map.tif", scratch=f"{folder}/scratch"), 120
+        )
         whole_time = time.monotonic() - begun
         for k in range(rounds):
             kills = 0
             while not wait_at_most(
-                start("s3://bucket/scene.tif", f"s3://bucket/killed_{k}/map.tif", f"{folder}/scratch"),
+                start("s3://bucket/scene.tif", f"s3://bucket/killed_{k}/map.tif", scratch=f"{folder}/scratch"),
                 random.uniform(0.1, 1.1) * whole_time,
             ):
                 kills += 1

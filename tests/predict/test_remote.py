@@ -20,26 +20,12 @@ from crispseg.predict.batch import predict_scenes
 from crispseg.predict.scene import Request, Watcher
 from crispseg.predict.work import Settings
 from tests.geo.rasters import UTM, random_pixels, read_raster, write_raster
-from tests.geo.servers import keys_in, range_server, s3_server
+from tests.geo.servers import keys_in, range_server
 from tests.predict.standins import StandIn
 
 SMALL = Request(Settings(32, 8), pace=Pace(2, 2))
 FULL = dataclasses.replace(SMALL, maps=MapChoice(confidence=True), polygons=PolygonChoice("gpkg"))
 FILES = ["map.gpkg", "map.qml", "map.tif", "map.tif.aux.xml", "map_confidence.tif"]
-
-
-@pytest.fixture(scope="module")
-def server():
-    pytest.importorskip("moto")
-    with s3_server() as environment:
-        yield environment
-
-
-@pytest.fixture
-def bucket(server, monkeypatch):
-    for key, value in server.items():
-        monkeypatch.setenv(key, value)
-    return "s3://bucket"
 
 
 @pytest.fixture
@@ -52,30 +38,30 @@ def run(scenes, output, tmp_path, request=SMALL, model=None, **more):
     return predict_scenes(scenes, output, model or StandIn(), request, scratch=str(tmp_path / "scratch"), **more)
 
 
-def test_from_a_bucket_into_a_bucket_the_bytes_are_those_of_local_files(bucket, server, scene, tmp_path):
+def test_from_a_bucket_into_a_bucket_the_bytes_are_those_of_local_files(bucket, s3, scene, tmp_path):
     store.put(Path(scene), f"{bucket}/in/scene.tif")
     assert not run(scene, str(tmp_path / "map.tif"), tmp_path, FULL).failures
     report = run(f"{bucket}/in/scene.tif", f"{bucket}/out/map.tif", tmp_path, FULL)
     assert not report.failures and sorted(report.results[0].files) == [f"{bucket}/out/{name}" for name in FILES]
-    assert [key for key in keys_in(server) if key.startswith("out/")] == [f"out/{name}" for name in FILES]
+    assert [key for key in keys_in(s3) if key.startswith("out/")] == [f"out/{name}" for name in FILES]
     for name in FILES:
         assert store.read_bytes(f"{bucket}/out/{name}", 1 << 30) == (tmp_path / name).read_bytes()
     assert not list((tmp_path / "scratch").iterdir()), "nothing stays on this machine"
 
 
-def test_several_scenes_of_a_web_server(bucket, server, scene, tmp_path):
+def test_several_scenes_of_a_web_server(bucket, s3, scene, tmp_path):
     (tmp_path / "web").mkdir()
     for name in ("a", "b"):
         (tmp_path / "web" / f"{name}.tif").write_bytes(Path(scene).read_bytes())
     with range_server(tmp_path / "web", failures=1) as address:
         report = run([f"{address}/a.tif?token=x", f"{address}/b.tif"], f"{bucket}/maps", tmp_path)
     assert not report.failures
-    assert {key for key in keys_in(server) if key.startswith("maps/") and key.endswith(".tif")} == {
+    assert {key for key in keys_in(s3) if key.startswith("maps/") and key.endswith(".tif")} == {
         "maps/a.tif", "maps/b.tif"
     }  # fmt: skip
 
 
-def test_a_folder_of_a_bucket_and_what_is_not_there(bucket, server, scene, tmp_path):
+def test_a_folder_of_a_bucket_and_what_is_not_there(bucket, s3, scene, tmp_path):
     for name in ("a.tif", "b.tif", "notes.txt", "below/c.tif"):
         store.put(Path(scene), f"{bucket}/many/{name}")
     found = find_scenes([f"{bucket}/many/"])
@@ -103,7 +89,7 @@ class Crash(BaseException):
     """Stands for the power going off."""
 
 
-def test_a_run_that_stopped_while_uploading_goes_on(bucket, server, scene, tmp_path, monkeypatch):
+def test_a_run_that_stopped_while_uploading_goes_on(bucket, s3, scene, tmp_path, monkeypatch):
     put = store.put
     for survived in (0, 2, 4):
         output, left = f"{bucket}/stopped_{survived}/map.tif", [survived]

@@ -14,7 +14,7 @@ from PIL import Image
 
 import crispseg
 from crispseg.cli.main import main
-from crispseg.cli.train import split_words
+from crispseg.cli.words import split_words
 from crispseg.data.folder import open_folder
 from crispseg.errors import UserError
 from crispseg.models.backbone_folder import BackboneInfo, save_backbone

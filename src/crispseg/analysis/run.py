@@ -33,6 +33,7 @@ from crispseg.data.drawing import to_rgb
 from crispseg.data.folder import Folder, Record
 from crispseg.data.protocol import Labels
 from crispseg.errors import UserError, unknown
+from crispseg.evaluate.conditions import require_labels
 from crispseg.evaluate.run import check_fit
 from crispseg.evaluate.spectrum import spread
 from crispseg.models.base import SegmentationModel
@@ -114,12 +115,7 @@ def choose(folder: Folder, split: str | None, settings: Settings) -> tuple[list[
     labels: Labels = protocol.boundary_labels
     if any(labels not in record.masks for record in records):
         labels = protocol.labels(split)
-    bare = [record.name for record in records if labels not in record.masks]
-    if bare:
-        raise UserError(
-            f"{len(bare)} of {len(records)} images in the {split} split of {folder.root} have no {labels} labels to "
-            f"find errors with, e.g. {bare[0]}; choose another split"
-        )
+    require_labels(folder, split, records, labels, "find errors with")
     cut = sum(max(record.height, record.width) > settings.limit for record in records)
     return records, Conditions(protocol, split, len(records), len(everything), cut, labels, settings)
 

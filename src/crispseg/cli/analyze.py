@@ -15,6 +15,8 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from crispseg.cli.words import add_data_arguments
+
 if TYPE_CHECKING:
     from crispseg.analysis import Analysis, Settings
     from crispseg.data.folder import Folder
@@ -26,11 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("data", metavar="DATA", help="a folder with images/ and masks/, your own or a prepared one")
     parser.add_argument("--against", metavar="MODEL", help="another model to set beside it, on the same images")
     parser.add_argument("-o", "--out", metavar="DIR", help="the folder (default reports/analysis-DATA-MODEL-NUMBER)")
-    data = parser.add_argument_group("data")
-    data.add_argument("--protocol", help="e.g. potsdam/paper5 (default: the run's or the folder's own)")
-    data.add_argument("--split", choices=("train", "val", "test"), help="default: the one the protocol is scored on")
-    data.add_argument("--classes", metavar="FILE", help="class table: a file, or a known set's name")
-    data.add_argument("--split-file", metavar="CSV", help="a split.csv that is not in the folder")
+    add_data_arguments(parser)
     looks = parser.add_argument_group("looks")
     looks.add_argument("--images", type=int, default=16, metavar="N", help="looked at, 0 for all (%(default)s)")
     looks.add_argument("--pictures", type=int, default=4, metavar="N", help="of those, drawn (%(default)s)")

@@ -16,6 +16,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from crispseg.cli.words import add_data_arguments
 from crispseg.errors import UserError
 
 if TYPE_CHECKING:
@@ -32,11 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("data", metavar="DATA", help="a folder with images/ and masks/, your own or a prepared one")
     parser.add_argument("-o", "--out", metavar="DIR", help="the report's folder (default reports/DATA-MODEL-NUMBER)")
-    data = parser.add_argument_group("data")
-    data.add_argument("--protocol", help="e.g. potsdam/paper5 (default: the run's or the folder's own)")
-    data.add_argument("--split", choices=("train", "val", "test"), help="default: the one the protocol is scored on")
-    data.add_argument("--classes", metavar="FILE", help="class table: a file, or a known set's name")
-    data.add_argument("--split-file", metavar="CSV", help="a split.csv that is not in the folder")
+    add_data_arguments(parser)
     windows = parser.add_argument_group("windows")
     windows.add_argument("--tile", type=int, help="side of a window, 0 for whole images (default: the protocol's)")
     windows.add_argument("--overlap", type=int, help="least overlap of windows in pixels (default: the protocol's)")

@@ -13,33 +13,21 @@ The run's folder backbone/ goes into `crisp train ... model.weights=RUN/backbone
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from crispseg.cli.train import split_words
-from crispseg.errors import UserError
+from crispseg.cli.words import add_run_arguments, start_or_resume
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("words", nargs="*", metavar="CONFIG or key=value", help="a YAML file first, or none; then keys")
-    parser.add_argument("--resume", type=Path, metavar="RUN", help="continue the run in this folder")
+    add_run_arguments(parser, "CONFIG or key=value", "a YAML file first, or none; then keys")
 
 
 def run(args: argparse.Namespace) -> int:
-    from crispseg.cli.printer import Printer
     from crispseg.pretrain.config import pretrain_config
     from crispseg.pretrain.loop import pretrain, resume
 
-    out = Printer.of(args)
-    config, words = split_words(args.words)
-    if args.resume is not None:
-        if config is not None:
-            raise UserError(f"--resume takes the config of {args.resume}; leave {config} out")
-        result = resume(args.resume, words, quiet=out.quiet)
-    elif config is None and not words:
-        raise UserError("nothing to learn from: give data=FOLDER or a config; `crisp pretrain --help` shows examples")
-    else:
-        result = pretrain(pretrain_config(config, words), quiet=out.quiet)
-    if result.first:
-        values = {"run": result.out, "finished": result.finished, **result.values}
-        out.result(values, *([str(result)] if result.finished else []))
-    return 0 if result.finished or not result.signal else 128 + result.signal
+    return start_or_resume(
+        args,
+        lambda config, words, quiet: pretrain(pretrain_config(config, words), quiet=quiet),
+        lambda folder, words, quiet: resume(folder, words, quiet=quiet),
+        "nothing to learn from: give data=FOLDER or a config; `crisp pretrain --help` shows examples",
+    )

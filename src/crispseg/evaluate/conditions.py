@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Sequence
 from typing import Any
 
-from crispseg.data.folder import Folder
+from crispseg.data.folder import Folder, Record
 from crispseg.data.protocol import Labels, Protocol
 from crispseg.errors import UserError
 from crispseg.predict.evaluate import views
@@ -113,12 +114,7 @@ def settle(settings: Settings, folder: Folder, split: str | None) -> Conditions:
     tile, overlap = _windows(settings, protocol)
     tolerance, metres = _tolerance(settings.tolerance, protocol.resolution)
     labels = protocol.labels(split)
-    bare = [record.name for record in records if labels not in record.masks]
-    if bare:
-        raise UserError(
-            f"{len(bare)} of {len(records)} images in the {split} split of {folder.root} have no {labels} labels to "
-            f"score against, e.g. {bare[0]}; choose another split"
-        )
+    require_labels(folder, split, records, labels, "score against")
     with_edges = all(protocol.boundary_labels in record.masks for record in records)
     return Conditions(
         protocol=protocol,
@@ -133,6 +129,16 @@ def settle(settings: Settings, folder: Folder, split: str | None) -> Conditions:
         tolerance=tolerance,
         metres=metres,
     )
+
+
+def require_labels(folder: Folder, split: str, records: Sequence[Record], labels: Labels, purpose: str) -> None:
+    """Refuse images that have none of the labels that are needed to `purpose`."""
+    bare = [record.name for record in records if labels not in record.masks]
+    if bare:
+        raise UserError(
+            f"{len(bare)} of {len(records)} images in the {split} split of {folder.root} have no {labels} labels to "
+            f"{purpose}, e.g. {bare[0]}; choose another split"
+        )
 
 
 def _windows(settings: Settings, protocol: Protocol) -> tuple[int, int]:

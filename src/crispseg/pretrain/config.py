@@ -144,9 +144,7 @@ def check(config: PretrainConfig) -> None:
         **{f"sets[{i}].share": one.share for i, one in enumerate(config.sets)},
         **{f"sizes[{i}]": size for i, size in enumerate(config.sizes)},
     }
-    for key, value in positive.items():
-        if value is not None and value <= 0:
-            raise UserError(f"{key} must be more than 0, not {value}")
+    configs.check_positive(positive)
     if not config.sets:
         raise UserError("nothing to learn from: give data=FOLDER, or a config with sets")
     if not config.sizes:

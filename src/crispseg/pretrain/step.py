@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
-from torch.nn.parallel import DistributedDataParallel
 
 from crispseg.normalisation import Normalisation
 from crispseg.ops.compile_ahead import compile_ahead
@@ -15,7 +14,7 @@ from crispseg.pretrain.config import PretrainConfig
 from crispseg.pretrain.mixing import swapped
 from crispseg.pretrain.network import Pretraining
 from crispseg.pretrain.teacher import MEAN, STD, Teacher, teaching_loss
-from crispseg.train.distributed import Processes, share_batch_norm
+from crispseg.train.distributed import Processes, share_batch_norm, spread
 from crispseg.train.graphed import GraphedPass, buffers_kept
 from crispseg.train.step import autocast, step_seed
 from crispseg.train.update import Updated
@@ -43,18 +42,11 @@ class PretrainStepper(Updated[Pretraining]):
         if processes.count > 1 and config.sync_batchnorm:
             share_batch_norm(network, device)
         super().__init__(network, config.optimizer, device, config.precision, config.ema)
-        self.network = self._wrap(network)
+        self.network = spread(network, processes)
         self.normalisation = Normalisation(MEAN, STD, device)
         on_gpu = device.type == "cuda" and processes.count == 1 and config.precision != "fp16"
         self.graph_wanted = on_gpu and config.graph is not False
         self.prepared_for = 0  # pictures of this size
-
-    def _wrap(self, network: nn.Module) -> nn.Module:
-        if self.processes.count == 1:
-            return network
-        place = self.processes.device
-        ids = [place.index] if place.type == "cuda" else None
-        return DistributedDataParallel(network, device_ids=ids, gradient_as_bucket_view=True)
 
     def normalised(self, images: Tensor) -> Tensor:
         return self.normalisation(images).contiguous(memory_format=torch.channels_last)

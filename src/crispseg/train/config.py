@@ -146,9 +146,7 @@ def check(config: TrainConfig) -> None:
         "optimizer.lr": config.optimizer.lr,
         "data.resolution": config.data.resolution,
     }
-    for key, value in positive.items():
-        if value is not None and value <= 0:
-            raise UserError(f"{key} must be more than 0, not {value}")
+    configs.check_positive(positive)
     if config.schedule.steps is not None and config.schedule.epochs is not None:
         raise UserError("give schedule.steps or schedule.epochs, not both")
     if config.schedule.decay == "restarts" and not 0 < config.schedule.first_cycle <= 1:

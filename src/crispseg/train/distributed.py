@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 T = TypeVar("T")
 
@@ -130,6 +131,18 @@ class SharedBatchNorm2d(nn.BatchNorm2d):
         self.num_batches_tracked += 1
         self.running_mean.lerp_(mean, self.momentum)
         self.running_var.lerp_(variance * count / (count - 1).clamp(min=1), self.momentum)
+
+
+def spread(network: nn.Module, processes: Processes, find_unused: bool = False) -> nn.Module:
+    """The network whose gradients all processes share."""
+    if processes.count == 1:
+        return network
+    return DistributedDataParallel(
+        network,
+        device_ids=[processes.device.index] if processes.device.type == "cuda" else None,
+        find_unused_parameters=find_unused,
+        gradient_as_bucket_view=True,
+    )
 
 
 def share_batch_norm(model: nn.Module, device: torch.device) -> nn.Module:

@@ -15,7 +15,7 @@ from crispseg.losses import IGNORE, LossConfig, segmentation_loss
 from crispseg.models.base import SegmentationModel
 from crispseg.ops.compile_ahead import compile_ahead
 from crispseg.train.config import Precision, TrainConfig
-from crispseg.train.distributed import Processes, share_batch_norm
+from crispseg.train.distributed import Processes, share_batch_norm, spread
 from crispseg.train.graphed import GraphedPass, buffers_kept
 from crispseg.train.update import Updated
 
@@ -89,22 +89,11 @@ class Stepper(Updated[SegmentationModel]):
         if processes.count > 1 and config.sync_batchnorm:
             share_batch_norm(model, device)
         super().__init__(model, config.optimizer, device, config.precision, config.ema)
-        self.network = self._wrap(model)
+        network: nn.Module = torch.compile(model) if config.compile else model  # type: ignore[assignment]
+        self.network = spread(network, processes, config.find_unused)
         self.normalisation = model.info.normalisation(device)
         self.graph_wanted = can_graph(config, processes)
         self.compiled = processes.count > 1  # each of several processes compiles what it needs when it needs it
-
-    def _wrap(self, model: nn.Module) -> nn.Module:
-        network: nn.Module = torch.compile(model) if self.config.compile else model  # type: ignore[assignment]
-        if self.processes.count == 1:
-            return network
-        place = self.processes.device
-        return DistributedDataParallel(
-            network,
-            device_ids=[place.index] if place.type == "cuda" else None,
-            find_unused_parameters=self.config.find_unused,
-            gradient_as_bucket_view=True,
-        )
 
     def normalised(self, images: Tensor) -> Tensor:
         """Raw pixels on the device, as the network takes them."""

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything that only a CUDA device can prove or measure, step by step, each with its log in OUT:
 #
-#   benchmarks/on_gpu.sh OUT warm bars training compiled scaling rivals profile tests operator depthwise blocks maps head \
+#   benchmarks/on_gpu.sh OUT warm bars training compiled scaling huge rivals profile tests operator depthwise blocks maps head \
 #     against
 #
 # Steps can be left out or given in any order. Nothing is installed; where the package is not, src/ is used.
@@ -13,8 +13,8 @@
 #            compile side by side, then one measures
 # blocks, maps   those of half blocks, stem, norms and resizes against torch's operations, and how to cut their work
 # profile    where a fused crisp_tiny spends its time
-# bars       crisp_tiny beside a compiled UNetFormer, and without DCO
-# scaling    time and memory per pixel from 256 to 4096 px
+# bars       crisp_tiny, crisp_micro and crisp_nano beside a compiled UNetFormer and a compiled ABCNet, and without DCO
+# scaling    time and memory per pixel from 256 to 8192 px; huge: of one image of 16384 px
 # compiled   training steps of crisp_tiny under torch.compile; two minutes to compile
 # training   images per second of training steps, and of plain VSSD + UPerHead's: torch's operations, one by one
 # rivals     the speed columns of the table rivals, from the runs kept in benchmarks/results/ablations
@@ -33,7 +33,13 @@ crisp() { "$PYTHON" -m crispseg.cli.main "$@"; }
 
 run_warm() {
   for batch in 1 16; do
-    "$PYTHON" benchmarks/profile_fused.py --batch "$batch" --out "$OUT/warm-$batch.md" &
+    for model in crisp_tiny crisp_micro crisp_nano; do
+      "$PYTHON" benchmarks/profile_fused.py --model "$model" --batch "$batch" --out "$OUT/warm-$model-$batch.md" &
+    done
+    for model in unetformer_r18 abcnet_r18; do
+      crisp bench "$model" --modes compiled --precision bf16 --sizes 512 --batch "$batch" --repeats 1 --warmup 1 \
+        --existing replace --out "$OUT/warm-$model-$batch" &
+    done
   done
   "$PYTHON" benchmarks/training.py model=crisp_tiny $TRAINING --steps 1 &
   wait
@@ -65,13 +71,20 @@ run_against() {
 }
 run_profile() { "$PYTHON" benchmarks/profile_fused.py --model crisp_tiny --batch 1 16 --out "$OUT/profile_fused.md"; }
 run_bars() {
-  crisp bench crisp_tiny crisp_tiny:dco=false unetformer_r18 --modes fused compiled \
-    --skip crisp_tiny@compiled crisp_tiny:dco=false@compiled --precision bf16 --sizes 512 --batch 1 16 \
-    --relative-to unetformer_r18@compiled --out "$OUT/bars" &&
+  local ours="crisp_tiny crisp_micro crisp_nano crisp_tiny:dco=false"
+  crisp bench $ours unetformer_r18 abcnet_r18 --modes fused compiled --skip $(printf '%s@compiled ' $ours) \
+    --precision bf16 --sizes 512 --batch 1 16 --relative-to unetformer_r18@compiled --out "$OUT/bars" &&
+    crisp bench compare "$OUT/bars/bench.json" --relative-to abcnet_r18@compiled &&
     crisp bench compare "$OUT/bars/bench.json" --relative-to crisp_tiny:dco=false
 }
-run_scaling() { crisp bench scaling crisp_tiny --modes fused --precision bf16 --sizes 256 512 1024 2048 4096 \
-    --out "$OUT/scaling"; }
+run_scaling() {
+  crisp bench scaling crisp_tiny crisp_micro crisp_nano --modes fused --precision bf16 \
+    --sizes 256 512 1024 2048 4096 8192 --out "$OUT/scaling"
+}
+run_huge() {
+  crisp bench scaling crisp_nano crisp_tiny --modes fused --precision bf16 --sizes 512 16384 --repeats 5 --warmup 2 \
+    --out "$OUT/huge"
+}
 run_training() {
   "$PYTHON" benchmarks/training.py model=crisp_tiny $TRAINING --steps 20 --out "$OUT/training-crisp_tiny.json" \
     --profile "$OUT/profile_training.md" &&

@@ -121,6 +121,16 @@ def test_the_check_is_against_float32_eager(settings, monkeypatch):
     assert (half.status, half.latency_ms) == ("wrong", None)
 
 
+def test_the_truth_of_an_image_too_large_for_memory_comes_in_bands(monkeypatch):
+    model = crispseg.create_model("crisp_nano", width=8, depths=[1, 1, 1, 1]).eval()
+    images = torch.randn(2, 3, 70, 45)
+    with torch.no_grad():
+        (whole,) = models._truth(model, images)
+        monkeypatch.setattr(models, "_LARGEST_AT_ONCE", 1000)
+        (in_bands,) = models._truth(model, images)
+    torch.testing.assert_close(in_bands, whole, rtol=1e-4, atol=1e-4)
+
+
 def test_switches_are_put_back(settings):
     def now():
         cudnn = torch.backends.cudnn

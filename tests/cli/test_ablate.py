@@ -116,13 +116,15 @@ def test_speed_and_plot_of_a_table_with_bench(places, capsys):
     pytest.importorskip("matplotlib")
     model = {"model": {"name": "crisp_nano", "options": tiny.OPTIONS}}
     how = {"sizes": [32], "batches": [1], "precision": "fp32", "modes": ["eager"], "classes": 2, "repeats": 1}
-    write_table(places, "rivals", {"bench": how, "set": model}, on={"dco": True})
+    smaller = "crisp_nano:width=8,depths=[1,1,1,1]"
+    write_table(places, "rivals", {"bench": how | {"beside": [smaller]}, "set": model}, on={"dco": True})
     words = ablate(places, str(places / "rivals.yaml"))
     assert main.main([*words, "--no-bench"]) == 0
     assert "GMACs" not in capsys.readouterr().out
     assert main.main(words) == 0
     said = capsys.readouterr().out
     assert "| params M | GMACs | ms (32 px, batch 1, eager) |" in said and "![RIVALS](rivals-squares.png)" in said
+    assert f"| {smaller} | timed only | - |" in said
     assert Image.open(places / "out" / "rivals-squares.png").size[0] > 500
     before = (places / "out" / "rivals.md").read_text()
     assert main.main([*words, "--report"]) == 0

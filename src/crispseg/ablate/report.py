@@ -127,6 +127,7 @@ def as_values(found: Found) -> dict[str, Any]:
         "data": found.labels,
         "seeds": list(found.plan.seeds),
         "rows": [_row_values(found, row) for row in found.table.rows],
+        "timed_only": {word: speed.columns(found.timings, word) for word in _beside(found)} if found.timings else {},
     }
 
 
@@ -188,8 +189,20 @@ def _scores(found: Found) -> list[str]:
         rows.append(_line([*cells, *timed.values(), *papers]))
     if found.timings is not None:
         headings += speed.columns(found.timings, "")
+        rows += [_timed_only(found, word, len(quoted)) for word in _beside(found)]
     headings += [f"paper's {name}" for name in quoted]
     return [_line(headings), _line(["---"] * len(headings)), *rows]
+
+
+def _beside(found: Found) -> tuple[str, ...]:
+    return () if found.table.bench is None else found.table.bench.beside
+
+
+def _timed_only(found: Found, word: str, papers: int) -> str:
+    """The line of a model that was timed beside the rows'."""
+    assert found.timings is not None
+    scores = ["timed only", *("-" for _ in found.columns)] * len(found.labels)
+    return _line([word, *scores, *speed.columns(found.timings, word).values(), *("" for _ in range(papers))])
 
 
 def _count(found: Found, row: Row, label: str) -> str:

@@ -48,7 +48,7 @@ def choose_settings(speed: Speed, device: str | None = None) -> Settings:
 def measure(table: Table, path: Path, say: Say) -> Result:
     """Time the models of all rows, batch by batch, but for what the file at `path` has already."""
     assert table.bench is not None
-    words = list(dict.fromkeys(model_word(table, row) for row in table.rows))
+    words = list(dict.fromkeys([*(model_word(table, row) for row in table.rows), *table.bench.beside]))
     settings = choose_settings(table.bench)
     result = bench.read(path) if path.exists() else None
     if result is not None and result.settings["device"] != settings.device:

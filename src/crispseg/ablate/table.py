@@ -30,6 +30,7 @@ class Speed:
     modes: tuple[str, ...] = ("graph", "compiled")  # the first is the one that is drawn
     classes: int = 6
     bands: int = 3
+    beside: tuple[str, ...] = ()  # models that are timed with the rows' and shown below them, such as other sizes
     repeats: int | None = None  # timed runs of each; none: the bench's own number
 
 

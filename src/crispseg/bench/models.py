@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from crispseg import config as configs
-from crispseg import ops
+from crispseg import exact, ops
 from crispseg.bench import specs
 from crispseg.bench.check import NETWORK_BOUNDS, OPERATOR_BOUNDS
 from crispseg.bench.contest import Entry, Say, contest, what_happened
@@ -30,9 +30,10 @@ from crispseg.models.vssd import NCSSDMixer
 Keep = Callable[[Result], None]  # called with what there is whenever more is known
 Group = Sequence[tuple[int, int]]  # sizes and batches that are timed together
 
-_TRUTH_PIXELS = (
-    2**20
-)  # a truth is computed for so many pixels at a time, so that it needs less memory than what is timed
+# A truth is computed for so many pixels at a time, so that it needs less memory than what is timed; of an image that is
+# larger than can be computed at once in float32, in bands.
+_TRUTH_PIXELS = 2**20
+_LARGEST_AT_ONCE, _STREAM_BYTES = 2**26, 2**36
 
 
 def bench_models(words: Iterable[str], settings: Settings, say: Say = print, keep: Keep | None = None) -> Result:
@@ -140,8 +141,11 @@ def _facts(model: SegmentationModel, size: int, batch: int) -> dict[str, Any]:
 
 def _truth(model: SegmentationModel, images: Tensor) -> Tensors:
     """The model's own float32 eager output, without any kernel of ours."""
-    images_at_once = max(1, _TRUTH_PIXELS // (images.shape[-1] * images.shape[-2]))
+    pixels = images.shape[-1] * images.shape[-2]
+    images_at_once = max(1, _TRUTH_PIXELS // pixels)
     with ops.only("torch"):
+        if pixels > _LARGEST_AT_ONCE:
+            return (torch.stack([exact.logits(model, image, memory_limit=_STREAM_BYTES) for image in images]),)
         return (torch.cat([model(part) for part in images.split(images_at_once)]),)
 
 

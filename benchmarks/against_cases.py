@@ -17,23 +17,20 @@ import torch
 from against_network import Network, Place, Work  # beside this file
 from torch import Tensor, nn
 
-from crispseg.losses import LossConfig, cross_entropy, margin_loss, orthogonality_loss
+from crispseg.losses import cross_entropy
 from crispseg.models.layers import to_channels_first
 from crispseg.ops import ncssd
-from crispseg.ops.dispatch import kernels_wanted
 from crispseg.ops.infer.block import MLP, Start, conv_norm_mlp, conv_norm_project
 from crispseg.ops.maps.convolution import convolve, convolve_image, halve_and_mix
 from crispseg.ops.maps.depthwise import depthwise3x3_norm
 from crispseg.ops.maps.normalize import layer_norm, norm_relu_add
 from crispseg.ops.maps.resizing import add_resized, resize_scores, upsample
-from crispseg.ops.train import cross_attention, prototype_terms, residual_attention
+from crispseg.ops.train import cross_attention, residual_attention
 from crispseg.ops.train.drop_path import add_kept
 from crispseg.ops.train.gated_mixer import convolve_mix_gate
 from crispseg.ops.train.matching import best_match
 from crispseg.ops.train.mlp import linear
-from crispseg.ops.train.projection import project
 from crispseg.ops.train.residual_attention import Layers
-from crispseg.ops.train.weight_copies import copies
 
 _IGNORED = 255
 
@@ -78,13 +75,6 @@ def keys_and_values(net: Network, place: Place) -> Work:
     return Work(lambda m, x: m.keys_and_values(x), attention, (net.pixels(place.batch, net.head.config.dim),))
 
 
-def in_projection(net: Network, place: Place) -> Work:
-    def call(m: Any, x: Tensor) -> Tensor:
-        return project(x, m.weight, -m.out_features % 8)
-
-    return Work(call, net.block(place.stage).attn.in_proj, (net.map(place),))
-
-
 def mixing(net: Network, place: Place) -> Work:
     """All between a mixer's two projections."""
 
@@ -115,10 +105,6 @@ def mixing(net: Network, place: Place) -> Work:
     return Work(call, mixer, (net.map(place, width + -width % 8),))
 
 
-def gates_of(net: Network, place: Place) -> Work:
-    return Work(lambda m: tuple(m.gates()), net.block(place.stage).attn.dco, ())
-
-
 def norm_of_batch(net: Network, place: Place, relu: bool) -> Work:
     """The stem's, where it has most channels (stage 1), or most pixels (stage 0)."""
     stem = net.model.backbone.patch_embed
@@ -136,18 +122,6 @@ def drop_path(net: Network, place: Place) -> Work:
         (net.map(place), net.map(place)),
         (drawn,),
     )
-
-
-def rounding(net: Network, place: Place) -> Work:
-    """What a product of half precision needs of an MLP's parameters."""
-
-    def call(m: Any) -> list[Tensor]:
-        parameters = m.fc1.weight, m.fc2.weight, m.fc2.bias
-        if parameters[0].is_cuda and parameters[0].dtype == torch.float32 and kernels_wanted():
-            return copies(torch.bfloat16, *parameters)
-        return [x.to(torch.bfloat16) for x in parameters]
-
-    return Work(call, net.block(place.stage).mlp, ())
 
 
 def pyramid_step(net: Network, place: Place) -> Work:
@@ -205,17 +179,6 @@ def entropy(net: Network, place: Place) -> Work:
     target[torch.rand(size, device=net.device) < 0.1] = _IGNORED
     logits = net.draw(place.batch, net.model.num_classes, net.size, net.size, dtype=torch.float32)
     return Work(lambda m, x, target: cross_entropy(x, target), nn.Module(), (logits,), (target,), autocast=False)
-
-
-def regularisers(net: Network, place: Place) -> Work:
-    delta = LossConfig().delta
-
-    def call(m: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-        if prototype_terms.takes(x):
-            return prototype_terms.prototype_terms(x, delta)
-        return orthogonality_loss(x), margin_loss(x, delta)
-
-    return Work(call, nn.Module(), (net.prototypes(place.batch),), autocast=False)
 
 
 # Inference.
@@ -299,9 +262,7 @@ TRAINING: list[tuple[str, Callable[[Network, Place], Work], tuple[int, ...]]] = 
     ("mlp", perceptron, (1, 3)),
     ("linear with ReLU", widening, (1,)),
     ("linear of pixels", keys_and_values, (1,)),
-    ("project", in_projection, (1, 3)),
     ("convolve_mix_gate", mixing, (1, 3)),
-    ("gates", gates_of, (3,)),
     ("batch_norm", _WITHOUT_RELU, (0,)),
     ("batch_norm with ReLU", _WITH_RELU, (1,)),
     ("add_kept", drop_path, (1,)),
@@ -312,7 +273,6 @@ TRAINING: list[tuple[str, Callable[[Network, Place], Work], tuple[int, ...]]] = 
     ("best_match", matching, (1,)),
     ("resize_scores", resizing_scores, (1,)),
     ("cross_entropy", entropy, (1,)),
-    ("prototype_terms", regularisers, (1,)),
 ]
 INFERENCE: list[tuple[str, Callable[[Network, Place], Work], tuple[int, ...]]] = [
     ("convolve_image", stem_image, (0,)),
@@ -332,7 +292,7 @@ _LEFT_OUT = {("conv_norm_mlp, stage 2", 1)}
 
 def all_cases(net: Network) -> list[Case]:
     many = 2 if net.size < 512 else _IMAGES
-    found = [Case("copies", "training's forward", many, lambda: rounding(net, Place(many, 3)))]
+    found = []
     ways = (TRAINING, "forward+backward", (many,)), (INFERENCE, "forward", (1, many))
     for works, way, batches in ways:
         for name, make, stages in works:

@@ -55,7 +55,6 @@ def cases(batch: int) -> list[Case]:
     finer, coarser = draw(batch, SIDE, SIDE, DIM), draw(batch, SIDE // 2, SIDE // 2, DIM)
     size = pixels.nbytes
     hyper = (draw(CLASSES, DIM, DIM) / 16, draw(CLASSES, DIM))
-    bank = (draw(batch, 4 * CLASSES), draw(CLASSES, 4, DIM))
     read, join = draw(batch, CLASSES, HEADS * INNER), (draw(HEADS * INNER, DIM) / 16, *draw(3, DIM))
     own = (draw(3 * DIM, DIM) / 16, draw(3 * DIM))
     perceptron = (*draw(2, HIDDEN, DIM) / 16, draw(HIDDEN), draw(DIM))
@@ -82,7 +81,6 @@ def cases(batch: int) -> list[Case]:
         Case("join_grouped", _join_grouped, (tokens, read, *join, *hyper)),
         Case("grouped_product", matching.grouped_product, (tokens, *hyper), (True,)),
         Case("max_and_mean", matching.max_and_mean, (draw(batch, 256, DIM) + 0.5,)),
-        Case("mix_candidates", matching.mix_candidates, bank),
     ]
 
 

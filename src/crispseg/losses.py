@@ -15,7 +15,6 @@ from torch.nn import functional
 
 from crispseg.models.base import Output
 from crispseg.ops.train.cross_entropy import summed_cross_entropy
-from crispseg.ops.train.prototype_terms import prototype_terms, takes
 
 IGNORE = 255
 
@@ -131,12 +130,6 @@ def mutual_loss(matches: Tensor, target: Tensor) -> Tensor:
     return -information.sum() / present.sum().clamp(min=1) / math.log(count)
 
 
-def _prototype_terms(prototypes: Tensor, config: LossConfig) -> tuple[Tensor, Tensor]:
-    if takes(prototypes):
-        return prototype_terms(prototypes, config.delta)
-    return orthogonality_loss(prototypes), margin_loss(prototypes, config.delta)
-
-
 def segmentation_loss(output: Output, target: Tensor, config: LossConfig) -> dict[str, Tensor]:
     """The terms that apply to this output and, under "total", their weighted sum."""
     weight = None
@@ -158,14 +151,12 @@ def segmentation_loss(output: Output, target: Tensor, config: LossConfig) -> dic
         losses = [pixel_loss(x) for x in output.aux]
         terms["aux"] = torch.stack(losses).sum()
         total = total + config.auxiliary * terms["aux"]
-    if output.prototypes is not None and (config.orth or config.margin):
-        orth, margin = _prototype_terms(output.prototypes, config)
-        if config.orth:
-            terms["orth"] = orth
-            total = total + config.orth * orth
-        if config.margin:
-            terms["margin"] = margin
-            total = total + config.margin * margin
+    if output.prototypes is not None and config.orth:
+        terms["orth"] = orthogonality_loss(output.prototypes)
+        total = total + config.orth * terms["orth"]
+    if output.prototypes is not None and config.margin:
+        terms["margin"] = margin_loss(output.prototypes, config.delta)
+        total = total + config.margin * terms["margin"]
     if config.mutual and output.matches is not None:
         terms["mutual"] = mutual_loss(output.matches, known)
         total = total + config.mutual * terms["mutual"]

@@ -10,8 +10,10 @@ import torch
 from torch import nn
 
 from crispseg import config as configs
+from crispseg.ops.common.precision import widened
 from crispseg.ops.nc_ssd.spec import Gates, Readout, Skip
-from crispseg.ops.train.gates import gates
+
+RESIDUAL_FLOOR = 1e-4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,4 +58,11 @@ class DCO(nn.Module):
         self.t = gate(head_width, config.rebalance)
 
     def gates(self) -> Gates:
-        return gates(self.lambda_, self.omega, self.s, self.t)
+        """lambda raised by a floor; omega, s and t through tanh."""
+        lambda_, omega, s, t = (None if x is None else widened(x) for x in (self.lambda_, self.omega, self.s, self.t))
+        return Gates(
+            residual=None if lambda_ is None else RESIDUAL_FLOOR + lambda_,
+            omega=None if omega is None else torch.tanh(omega),
+            s=None if s is None else torch.tanh(s),
+            t=None if t is None else torch.tanh(t),
+        )

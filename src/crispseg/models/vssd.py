@@ -27,7 +27,6 @@ from crispseg.ops.maps.normalize import layer_norm
 from crispseg.ops.nc_ssd.spec import Fusion as OperatorFusion
 from crispseg.ops.train.gated_mixer import convolve_mix_gate
 from crispseg.ops.train.mlp import mlp
-from crispseg.ops.train.projection import project
 
 Fusion = Literal["raw", "normalized", "selective"]
 
@@ -127,8 +126,8 @@ class NCSSDMixer(nn.Module):
     def _project(self, x: Tensor) -> Tensor:
         # Columns of zeros, as a product of a width that is no multiple of eight takes twice the time.
         spare = -self.in_proj.out_features % _ALIGNED if _in_half_precision_on_cuda(x) else 0
-        if spare or self.training:
-            return project(x, self.in_proj.weight, spare)
+        if spare:
+            return functional.linear(x, functional.pad(self.in_proj.weight, (0, 0, 0, spare)))
         projected: Tensor = self.in_proj(x)
         return projected
 
@@ -162,7 +161,7 @@ class NCSSDMixer(nn.Module):
         projected, gates = self._project(x), self.gates()
         mixed = None if self.selection is not None else self._mix_at_once(projected, gates)
         if mixed is not None:
-            return project(mixed, self.out_proj.weight) if self.training else self.out_proj(mixed)
+            return self.out_proj(mixed)
         z, xbc, dt = self._split(projected)
         v, b, c, rho = self.tokens(self.convolve(xbc), dt)
         return self.finish(ncssd(v, b, c, rho, self.D, gates, self.rule), z)

@@ -183,13 +183,6 @@ def test_max_and_mean(shape, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("batch", "classes", "count", "width"), [(1, 6, 4, 24), (3, 1, 1, 8), (2, 3, 5, 40)])
-def test_mix_candidates(batch, classes, count, width, dtype):
-    logits, bank = torch.randn(batch, classes * count).to(dtype), torch.randn(classes, count, width).to(dtype)
-    agree(matching_kernels.mix_candidates, matching.mix_candidates, (logits, bank))
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("fine", "coarse"), [((16, 16), (8, 8)), ((1, 1), (1, 1)), ((5, 33), (3, 17)), ((9, 1), (5, 1)), ((7, 12), (2, 3))]
 )

@@ -8,7 +8,7 @@ from crispseg.models.omp import OMPConfig, OMPHead
 from crispseg.ops.maps import resizing
 from crispseg.ops.train import cross_attention, residual_attention
 from crispseg.ops.train import matching as cosines
-from crispseg.ops.train.weight_copies import copies
+from crispseg.ops.train.mlp import rounded
 from tests.conftest import relative_error
 from tests.ops.maps.test_maps import resized
 from tests.ops.train.test_cross_attention import head_by_head, make_residual, residual_formula
@@ -73,7 +73,7 @@ ATTENTIONS = {
 
 def by_operator(heads):
     def function(x, kv, *layers):
-        given = *layers, *copies(x.dtype, *layers[:4])
+        given = *layers, *rounded(x.dtype, *layers[:4])
         return residual_attention._residual_attention(x, kv, *given, 1e-5, heads)[0]
 
     return function
@@ -89,7 +89,7 @@ def test_residual_attention(size, dtype):
 def test_residual_attention_is_registered_well():
     tensors = [x.requires_grad_() for x in make_residual(5, 3, 2, 4, 16)]
     torch.library.opcheck(
-        residual_attention._residual_attention, (*tensors, *copies(torch.float32, *tensors[2:6]), 1e-5, 2)
+        residual_attention._residual_attention, (*tensors, *rounded(torch.float32, *tensors[2:6]), 1e-5, 2)
     )
     compiled = torch.compile(by_operator(2), fullgraph=True, backend="aot_eager")
     agree(compiled, residual_formula(2), make_residual(5, 3, 2, 4, 16))

@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from crispseg.losses import cross_entropy, margin_loss, orthogonality_loss
+from crispseg.losses import cross_entropy
 from crispseg.ops.train import cross_entropy as losses
 from crispseg.ops.train.cross_entropy import summed_cross_entropy
-from crispseg.ops.train.prototype_terms import prototype_terms, takes
 from tests.conftest import relative_error
 
 SIZES = [(2, 6, 8, 12), (1, 1, 1, 1), (3, 2, 5, 7), (1, 150, 3, 9), (2, 7, 1, 33), (1, 256, 4, 4)]
@@ -64,17 +63,6 @@ class TestOnAGPU:
         found = cross_entropy(cut, target[..., -cut.shape[3] :])
         truth, count = formula(cut.double(), target[..., -cut.shape[3] :], 0.0)
         assert relative_error(found, truth / count.clamp(min=1)) < 1e-6
-
-    @pytest.mark.parametrize("size", [(16, 6, 3, 256), (3, 7, 4, 64), (1, 1, 1, 5)], ids=str)
-    def test_prototype_terms(self, size):
-        x = torch.nn.functional.normalize(torch.randn(size, device="cuda"), dim=-1).requires_grad_()
-        wide = x.detach().double().requires_grad_()
-        assert takes(x)
-        found, truth = prototype_terms(x, 1.2), (orthogonality_loss(wide), margin_loss(wide, 1.2))
-        (found[0] + 0.3 * found[1]).backward()
-        (truth[0] + 0.3 * truth[1]).backward()
-        assert relative_error(torch.stack(found), torch.stack(truth)) < 1e-4
-        assert (x.grad - wide.grad).norm() < 1e-4 * wide.grad.norm() + 1e-6
 
     def test_the_same_bits_every_time(self):
         logits, target = make((8, 6, 257, 255), device="cuda")

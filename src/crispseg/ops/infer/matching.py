@@ -57,8 +57,4 @@ def max_and_mean(x: Tensor) -> Tensor:
 
 def mix_candidates(logits: Tensor, bank: Tensor) -> Tensor:
     """Each class's candidates (classes, M, D), weighted by the softmax of its logits (B, classes x M)."""
-    if kernels_apply(logits, bank):
-        from crispseg.ops.infer import matching_kernels as kernels
-
-        return kernels.mix_candidates(logits, bank)
     return torch.einsum("bcm,cmd->bcd", logits.unflatten(-1, bank.shape[:2]).softmax(-1), bank)

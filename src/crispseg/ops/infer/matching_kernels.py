@@ -158,27 +158,3 @@ def max_and_mean(x: Tensor) -> Tensor:
     out = x.new_empty(batch, width)
     _pool_kernel[(triton.cdiv(width, 16), batch)](x, out, length, width, ROWS=128, COLUMNS=16, num_warps=4)
     return out
-
-
-@triton.jit
-def _mix_kernel(logits, bank, out, classes, count, width, COUNT: tl.constexpr, WIDTH: tl.constexpr):
-    index, image = tl.program_id(0), tl.program_id(1)
-    one, columns = tl.arange(0, COUNT), tl.arange(0, WIDTH)
-    scores = tl.load(logits + (image * classes + index) * count + one, mask=one < count, other=float("-inf"))
-    scores = scores.to(tl.float32)
-    weights = tl.exp(scores - tl.max(scores, 0))
-    weights = weights / tl.sum(weights, 0)
-    inside = (one[:, None] < count) & (columns[None, :] < width)
-    candidates = tl.load(bank + (index * count + one)[:, None] * width + columns[None, :], mask=inside, other=0.0)
-    mixed = tl.sum(weights[:, None] * candidates.to(tl.float32), 0)
-    tl.store(out + (image * classes + index) * width + columns, mixed, mask=columns < width)
-
-
-def mix_candidates(logits: Tensor, bank: Tensor) -> Tensor:
-    classes, count, width = bank.shape
-    out = logits.new_empty(logits.shape[0], classes, width)
-    _mix_kernel[(classes, logits.shape[0])](
-        logits.contiguous(), bank, out, classes, count, width,
-        COUNT=triton.next_power_of_2(count), WIDTH=triton.next_power_of_2(width), num_warps=4,
-    )  # fmt: skip
-    return out

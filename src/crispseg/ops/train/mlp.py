@@ -16,14 +16,13 @@ from torch.nn import functional
 
 from crispseg.ops.common.precision import without_autocast
 from crispseg.ops.dispatch import kernels_wanted
-from crispseg.ops.train.weight_copies import copies
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor, relu: bool = False) -> Tensor:
     """x weight^T + bias over the last axis, and its ReLU if wanted; weight (out, C), bias (out,)."""
     if takes(x, weight, bias):
         dtype = product_dtype(x)
-        return _linear(x.to(dtype), weight, bias, *copies(dtype, weight, bias), relu)
+        return _linear(x.to(dtype), weight, bias, *rounded(dtype, weight, bias), relu)
     y = functional.linear(x, weight, bias)
     return torch.relu(y) if relu else y
 
@@ -32,7 +31,7 @@ def mlp(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tenso
     """gelu(x weight1^T + bias1) weight2^T + bias2 over the last axis; weight1 (hidden, C), weight2 (out, hidden)."""
     if takes(x, weight1, bias1, weight2, bias2):
         dtype = product_dtype(x)
-        return _mlp(x.to(dtype), weight1, bias1, weight2, bias2, *copies(dtype, weight1, weight2, bias2))[0]
+        return _mlp(x.to(dtype), weight1, bias1, weight2, bias2, *rounded(dtype, weight1, weight2, bias2))[0]
     return functional.linear(functional.gelu(functional.linear(x, weight1, bias1)), weight2, bias2)
 
 
@@ -54,6 +53,11 @@ def product_dtype(x: Tensor) -> torch.dtype:
     if x.dtype != torch.float64 and torch.is_autocast_enabled("cuda"):
         return torch.get_autocast_dtype("cuda")
     return x.dtype
+
+
+def rounded(dtype: torch.dtype, *parameters: Tensor) -> list[Tensor]:
+    """Parameters as products take them, without gradient."""
+    return [x.detach().to(dtype) for x in parameters]
 
 
 def product(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:

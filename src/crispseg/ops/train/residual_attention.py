@@ -14,7 +14,6 @@ from torch import Tensor
 from crispseg.ops.common.precision import without_autocast
 from crispseg.ops.train import mlp
 from crispseg.ops.train.cross_attention import LARGEST_HEAD, MOST_TOKENS
-from crispseg.ops.train.weight_copies import copies
 
 _LARGEST = 4096  # channels that one program can hold
 
@@ -44,7 +43,7 @@ def takes(x: Tensor, tokens: int, heads: int, layers: Layers) -> bool:
 
 def residual_attention(x: Tensor, kv: Tensor, layers: Layers, eps: float, heads: int) -> Tensor:
     """LayerNorm(x + out(attention(q(x), k, v))) where `takes` says so; kv (B, tokens, 2 x inner) is keys and values."""
-    weights = copies(x.dtype, *layers[:4])
+    weights = mlp.rounded(x.dtype, *layers[:4])
     return _residual_attention(x, kv.to(x.dtype), *layers, *weights, eps, heads)[0]
 
 

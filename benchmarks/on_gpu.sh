@@ -1,17 +1,14 @@
 #!/usr/bin/env bash
 # Everything that only a CUDA device can prove or measure, step by step, each with its log in OUT:
 #
-#   benchmarks/on_gpu.sh OUT warm bars training compiled scaling huge rivals profile tests operator depthwise blocks maps head \
-#     against
+#   benchmarks/on_gpu.sh OUT warm bars training compiled scaling huge rivals profile tests kernels
 #
 # Steps can be left out or given in any order. Nothing is installed; where the package is not, src/ is used.
 #
 # warm       compiles the kernels of the steps after it, side by side; half a minute instead of two
 # tests      the tests marked gpu, in SHARES shares side by side (12), TESTS_SECONDS each at most (400)
-# operator, depthwise, head   our kernels against torch.compile's code for the same formulas
-# against    the training operators and the inference kernels of stem, blocks and neck likewise: ten processes
-#            compile side by side, then one measures
-# blocks, maps   those of half blocks, stem, norms and resizes against torch's operations, and how to cut their work
+# kernels    each of our kernels against torch.compile's code for the same formula: ten processes compile side by side,
+#            then one measures
 # profile    where a fused crisp_tiny spends its time
 # bars       crisp_tiny, crisp_micro and crisp_nano beside a compiled UNetFormer and a compiled ABCNet, and without DCO
 # scaling    time and memory per pixel from 256 to 8192 px; huge: of one image of 16384 px
@@ -56,18 +53,13 @@ run_tests() {
   tail -qn 1 "$OUT"/tests-*.log
   [ "$(tail -qn 1 "$OUT"/tests-*.log | grep -c " passed")" = "$SHARES" ] && ! grep -q " failed" "$OUT"/tests-*.log
 }
-run_operator() { "$PYTHON" benchmarks/operator_kernels.py --out "$OUT/operator_kernels.json"; }
-run_depthwise() { "$PYTHON" benchmarks/depthwise_kernels.py --out "$OUT/depthwise_kernels.json"; }
-run_blocks() { "$PYTHON" benchmarks/block_kernels.py --out "$OUT/block_kernels.json"; }
-run_maps() { "$PYTHON" benchmarks/map_kernels.py; }
-run_head() { "$PYTHON" benchmarks/head_kernels.py --out "$OUT/head_kernels.json"; }
-run_against() {
+run_kernels() {
   for i in $(seq 0 9); do  # a compiling thread each, as they share the cores
     OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 timeout -k 5 200 \
-      "$PYTHON" benchmarks/against_compiled.py --warm --share "$i/10" >"$OUT/against-$i.log" 2>&1 &
+      "$PYTHON" benchmarks/kernels.py --warm --share "$i/10" >"$OUT/kernels-$i.log" 2>&1 &
   done
   wait
-  "$PYTHON" benchmarks/against_compiled.py --out "$OUT/against_compiled.json"
+  "$PYTHON" benchmarks/kernels.py --out "$OUT/kernels.json"
 }
 run_profile() { "$PYTHON" benchmarks/profile_fused.py --model crisp_tiny --batch 1 16 --out "$OUT/profile_fused.md"; }
 run_bars() {

@@ -1,20 +1,22 @@
 """Every operator with kernels of its own against torch.compile's code for its formula, one by one.
 
-  python benchmarks/against_compiled.py --share 0/10 --warm      (all ten side by side: compiles, and times nothing)
-  python benchmarks/against_compiled.py --out benchmarks/results/against_compiled.json
-  python benchmarks/against_compiled.py --device cpu --small     (tries the script; there are no kernels on a CPU)
+  python benchmarks/kernels.py --warm --share 0/10               (all ten side by side: compiles, and times nothing)
+  python benchmarks/kernels.py --out benchmarks/results/kernels_h200.json
+  python benchmarks/kernels.py --only read_pixels --tiles infer.pixel_attention_kernels.READ "Tiles(64, 4, 3)"
+  python benchmarks/kernels.py --device cpu --small              (tries the script; there are no kernels on a CPU)
 
-The cases (`against_cases.py`) have the shapes of crisp_tiny at 512 px: training with 16 images in bf16 (autocasting,
-float32 weights; forward and backward together), inference with 1 and with 16. "kernel" is the operator as the network
-calls it, "compiled" the same under CRISPSEG_OPS_BACKEND=torch and torch.compile, "torch" that without the compiler.
-All give results of the kernel's types, and each is given the incoming gradients in the layout of its own results.
+The cases (`kernel_training.py`, `kernel_inference.py`) have the shapes of crisp_tiny at 512 px: training with 16 images
+in bf16 (autocasting, float32 weights; forward and backward together), inference with 1 and with 16. "kernel" is the
+operator as the network calls it, "compiled" the same under CRISPSEG_OPS_BACKEND=torch and torch.compile, "torch" that
+without the compiler. All give results of the kernel's types, and each is given the incoming gradients in the layout of
+its own results.
 
 Nothing is timed that is wrong: the relative error of every result and gradient against the formula in float64 must be
 below 1e-2 or, where the formula itself is not that exact in this precision, at most twice the formula's. Times are of
 20 calls in a CUDA graph, the median of replays; contenders take turns.
 
-Not here, because these compare theirs with torch.compile too: `operator_kernels.py` (ncssd, gated_mixer),
-`depthwise_kernels.py` (depthwise convolutions, but for the norm's gradients), `head_kernels.py` (the fused head).
+--tiles times the kernels with other values in the place of a name in a module below crispseg.ops, which is how their
+work is cut into programs; a value is Python in that module.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
+import functools
 import gc
+import importlib
+import itertools
 import math
 import shlex
 import statistics
@@ -30,13 +35,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 import torch._inductor.config
-from against_cases import Case, all_cases  # beside this file
-from against_network import Network, Work
-from gpu_time import in_turn, record
+from gpu_time import in_turn, record  # beside this file
+from kernel_inference import INFERENCE
+from kernel_network import Network, Place, Work
+from kernel_training import TRAINING
 from torch import Tensor
 
 from crispseg import ops
@@ -48,12 +55,62 @@ BOUND = 1e-2
 SLACK = 1e-4  # beyond twice the formula's error
 SMALLEST = 1e-2  # gradient, in proportion to all of them, whose relative error is asked for
 CONTENDERS = ("kernel", "compiled", "torch")
-COLUMNS = ("case", "way", "batch", "input", "kernel us", "compiled us", "torch us", "compiled / kernel", "errors")
+COLUMNS = ("case", "way", "batch", "input")
 BACKWARD = "forward+backward"
 CPU_RUNS = 3
 
+_IMAGES = 16  # of a training step, and of the larger of two batches for inference
+_LEFT_OUT = {("conv_norm_mlp, stage 2", 1)}  # the network does not call the kernel, as pixels are too few
+
 Tensors = tuple[Tensor, ...]
 Call = Callable[[], Tensors]
+
+
+class Case(NamedTuple):
+    name: str
+    way: str  # "forward" (inference) or "forward+backward" (training)
+    batch: int
+    make: Callable[[], Work]
+
+
+def all_cases(net: Network) -> list[Case]:
+    many = 2 if net.size < 512 else _IMAGES
+    found = []
+    ways = (TRAINING, BACKWARD, (many,)), (INFERENCE, "forward", (1, many))
+    for works, way, batches in ways:
+        for name, make, stages in works:
+            for stage, batch in itertools.product(stages, batches):
+                label = f"{name}, stage {stage}" if len(stages) > 1 else name
+                if (label, batch) not in _LEFT_OUT:
+                    found.append(Case(label, way, batch, functools.partial(make, net, Place(batch, stage))))
+    return sorted(found, key=lambda case: (case.name, case.way, case.batch))
+
+
+class Tiles:
+    """Another value of a name in a kernel's module, as a contender."""
+
+    def __init__(self, place: str, value: str) -> None:
+        module, _, self.name = f"crispseg.ops.{place}".rpartition(".")
+        self.module = importlib.import_module(module)
+        self.value = eval(value, vars(self.module))
+        self.title = f"{self.name} = {value}"
+
+    def __call__(self) -> contextlib.AbstractContextManager[Any]:
+        return mock.patch.object(self.module, self.name, self.value)
+
+
+class Contenders:
+    """The three ways to compute a case, and the kernels with other tiles."""
+
+    def __init__(self, tiles: Sequence[Tiles] = ()) -> None:
+        self.tiles = {tile.title: tile for tile in tiles}
+        self.names = (*CONTENDERS, *self.tiles)
+
+    def backend(self, name: str) -> contextlib.AbstractContextManager[Any]:
+        """In which the contender is called."""
+        if name in self.tiles:
+            return self.tiles[name]()
+        return contextlib.nullcontext() if name == "kernel" else ops.only("torch")
 
 
 def function(work: Work, device: str, casts: bool, dtypes: Sequence[torch.dtype] | None = None) -> Call:
@@ -103,7 +160,7 @@ class Contest:
             return compute()
 
     def call(self, name: str) -> Call:
-        """Results, and gradients in training. To be called within `backend(name)`."""
+        """Results, and gradients in training. To be called within the contender's backend."""
         compute = function(self.work, self.device.type, self.casts, self.dtypes)
         compute = torch.compile(compute, dynamic=False) if name == "compiled" else compute
         return self._complete(self.work, compute)
@@ -115,7 +172,7 @@ class Contest:
             inputs=tuple(x.detach().double().requires_grad_(x.requires_grad) for x in self.work.inputs),
             fixed=tuple(x.double() if x.is_floating_point() else x for x in self.work.fixed),
         )
-        with backend("torch"), torch.backends.cudnn.flags(enabled=True, benchmark=False):
+        with ops.only("torch"), torch.backends.cudnn.flags(enabled=True, benchmark=False):
             return self._complete(work, function(work, self.device.type, casts=False))()
 
     def errors(self, found: Tensors, truth: Tensors) -> list[float]:
@@ -144,15 +201,11 @@ class Contest:
         return both
 
 
-def backend(name: str) -> contextlib.AbstractContextManager[None]:
-    return contextlib.nullcontext() if name == "kernel" else ops.only("torch")
-
-
-def attempts(contest: Contest) -> Iterator[tuple[str, Call | str]]:
+def attempts(contest: Contest, contenders: Contenders) -> Iterator[tuple[str, Call | str]]:
     """Each contender's call, run once already, or what became of it."""
-    for name in CONTENDERS:
+    for name in contenders.names:
         try:
-            with backend(name):
+            with contenders.backend(name):
                 call = contest.call(name)
                 call()
             yield name, call
@@ -165,26 +218,26 @@ def explained(problem: Exception) -> str:
     return f"{type(problem).__name__}: {(str(problem).strip().splitlines() or [''])[0][:200]}"
 
 
-def measure(case: Case, device: torch.device) -> dict[str, Any]:
+def measure(case: Case, device: torch.device, contenders: Contenders) -> dict[str, Any]:
     contest = Contest(case, device)
     truth = contest.truth()
     calls: dict[str, Call] = {}
     said: dict[str, Any] = {}
-    for name, call in attempts(contest):
+    for name, call in attempts(contest, contenders):
         if isinstance(call, str):
             said[name] = call
         else:
             calls[name] = call
     each = {}
     for name, call in calls.items():
-        with backend(name):
+        with contenders.backend(name):
             each[name] = contest.errors(call(), truth)
     del truth
     right = {name: call for name, call in calls.items() if is_right(each[name], each.get("torch"))}
     for name in calls.keys() - right.keys():
         print(f"{case.name}, {name}: errors {', '.join(f'{e:.1e}' for e in each[name])}", flush=True)
         said[name] = "wrong"
-    said |= times(right, device)
+    said |= times(right, device, contenders)
     return row(case, said, {name: max(errors) for name, errors in each.items()}, contest.size)
 
 
@@ -195,27 +248,27 @@ def is_right(errors: list[float], of_formula: list[float] | None) -> bool:
 
 def row(case: Case, said: dict[str, Any], errors: dict[str, float], size: str = "") -> dict[str, Any]:
     """`said`: microseconds of each contender, or what became of it."""
-    ours, theirs = said["kernel"], said["compiled"]
+    ours, theirs = said["kernel"], said.get("compiled")
     timed = isinstance(ours, float) and isinstance(theirs, float)
     return {
         "case": case.name,
         "way": case.way,
         "batch": case.batch,
         "input": size,
-        **{f"{name} us": said[name] for name in CONTENDERS},
+        **{f"{name} us": said[name] for name in said},
         "compiled / kernel": round(theirs / ours, 2) if timed else None,
         "errors": {name: float(f"{error:.1e}") for name, error in errors.items()},
     }
 
 
-def times(calls: dict[str, Call], device: torch.device) -> dict[str, Any]:
+def times(calls: dict[str, Call], device: torch.device, contenders: Contenders) -> dict[str, Any]:
     """Microseconds of each, or that it could not be recorded."""
     if device.type != "cuda":
-        return {name: round(1e6 * _seconds(name, call), 2) for name, call in calls.items()}
+        return {name: round(1e6 * _seconds(contenders.backend(name), call), 2) for name, call in calls.items()}
     graphs, said = {}, {}
     for name, call in calls.items():
         try:
-            with backend(name):
+            with contenders.backend(name):
                 graphs[name] = record(call)
         except Exception as problem:
             print(f"{name}: {explained(problem)}", flush=True)
@@ -223,9 +276,9 @@ def times(calls: dict[str, Call], device: torch.device) -> dict[str, Any]:
     return said | {name: round(took, 2) for name, took in in_turn(graphs).items()}
 
 
-def _seconds(name: str, call: Call) -> float:
+def _seconds(backend: contextlib.AbstractContextManager[Any], call: Call) -> float:
     taken = []
-    with backend(name):
+    with backend:
         for _ in range(CPU_RUNS):
             begin = time.perf_counter()
             call()
@@ -240,12 +293,13 @@ def tidy(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def table(rows: list[dict[str, Any]]) -> list[str]:
+def table(rows: list[dict[str, Any]], contenders: Contenders) -> list[str]:
     """As Markdown."""
-    lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
+    columns = [*COLUMNS, *(f"{name} us" for name in contenders.names), "compiled / kernel", "errors"]
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     for found in rows:
-        errors = ", ".join(f"{found['errors'][name]:.1e}" for name in CONTENDERS if name in found["errors"])
-        values = [found[column] for column in COLUMNS[:-1]]
+        errors = ", ".join(f"{found['errors'][name]:.1e}" for name in contenders.names if name in found["errors"])
+        values = [found[column] for column in columns[:-1]]
         lines.append("| " + " | ".join("" if value is None else str(value) for value in [*values, errors]) + " |")
     return lines
 
@@ -268,7 +322,10 @@ def chosen(cases: list[Case], names: list[str] | None, share: str) -> list[Case]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", nargs="+", metavar="NAME", help="those whose names contain one of these")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="cases whose names contain one of these")
+    parser.add_argument(
+        "--tiles", nargs="+", action="append", default=[], metavar=("PLACE", "VALUE"), help="other tiles, see above"
+    )
     parser.add_argument("--share", default="0/1", metavar="I/N", help="every N-th case, from the I-th (from 0)")
     parser.add_argument("--warm", action="store_true", help="run every contender once, to fill the compilers' caches")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
@@ -280,34 +337,36 @@ def main() -> None:
     torch.backends.cudnn.benchmark = True
     # Choices between a compiled kernel's variants, made while ten processes share the GPU, are not for keeping.
     torch._inductor.config.autotune_local_cache = False
+    contenders = Contenders([Tiles(place, value) for place, *values in args.tiles for value in values])
     rows = []
     began = time.perf_counter()
-    for case in chosen(all_cases(Network(device, args.small)), args.cases, args.share):
+    for case in chosen(all_cases(Network(device, args.small)), args.only, args.share):
         start = time.perf_counter()
         try:
             if args.warm:
-                list(attempts(Contest(case, device)))
+                list(attempts(Contest(case, device), contenders))
             else:
-                rows.append(measure(case, device))
+                rows.append(measure(case, device, contenders))
         except Exception as problem:
             print(f"{case.name}: {explained(problem)}", flush=True)
-            rows.append(row(case, dict.fromkeys(CONTENDERS, "failed"), {}))
+            rows.append(row(case, dict.fromkeys(contenders.names, "failed"), {}))
         tidy(device)
         print(f"{case.name}, batch {case.batch}: {time.perf_counter() - start:.1f} s", flush=True)
     print(f"{time.perf_counter() - began:.0f} s")
     if not args.warm:
-        report(rows, device, args.out)
+        report(rows, device, args.out, contenders)
 
 
-def report(rows: list[dict[str, Any]], device: torch.device, out: Path | None) -> None:
+def report(rows: list[dict[str, Any]], device: torch.device, out: Path | None, contenders: Contenders) -> None:
     gpu = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
-    lines = [*table(rows), "", verdict(rows)]
+    lines = [*table(rows, contenders), "", verdict(rows)]
     print("\n".join(lines))
     if out is None:
         return
-    command = shlex.join(["python", "benchmarks/against_compiled.py", *sys.argv[1:]])
+    command = shlex.join(["python", "benchmarks/kernels.py", *sys.argv[1:]])
     write_json(out, {"command": command, "gpu": gpu, "torch": torch.__version__, "bound": BOUND, "rows": rows})
-    about = f"{gpu}, torch {torch.__version__}. Errors: of {', '.join(CONTENDERS)}, the worst of results and gradients."
+    named = ", ".join(contenders.names)
+    about = f"{gpu}, torch {torch.__version__}. Errors: of {named}, the worst of results and gradients."
     heading = ["# Kernels against torch.compile's code", "", f"`{command}`", "", about, ""]
     write_text(out.with_suffix(".md"), "\n".join([*heading, *lines]) + "\n")
 

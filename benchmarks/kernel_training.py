@@ -1,4 +1,4 @@
-"""The pieces of work that `against_compiled.py` compares: operators of `crispseg.ops`, called as the models call them.
+"""The pieces of a training step that `kernels.py` compares: operators of `crispseg.ops`, called as models call them.
 
 Weights are the network's own, drawn anew; the inputs are shaped as they come to this place, of an image of 512 px. All
 are exact in bfloat16. Where a model asks whether an operator takes its tensors, and computes the formula itself if not,
@@ -9,22 +9,18 @@ from __future__ import annotations
 
 import copy
 import functools
-import itertools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from against_network import Network, Place, Work  # beside this file
+from kernel_network import Entry, Network, Place, Work  # beside this file
 from torch import Tensor, nn
 
 from crispseg.losses import cross_entropy
 from crispseg.models.layers import to_channels_first
 from crispseg.ops import ncssd
-from crispseg.ops.infer.block import MLP, Start, conv_norm_mlp, conv_norm_project
-from crispseg.ops.maps.convolution import convolve, convolve_image, halve_and_mix
-from crispseg.ops.maps.depthwise import depthwise3x3_norm
-from crispseg.ops.maps.normalize import layer_norm, norm_relu_add
-from crispseg.ops.maps.resizing import add_resized, resize_scores, upsample
+from crispseg.ops.maps.depthwise import depthwise3x3, depthwise3x3_norm
+from crispseg.ops.maps.normalize import layer_norm
+from crispseg.ops.maps.resizing import add_resized, resize_scores
 from crispseg.ops.train import cross_attention, residual_attention
 from crispseg.ops.train.drop_path import add_kept
 from crispseg.ops.train.gated_mixer import convolve_mix_gate
@@ -33,16 +29,6 @@ from crispseg.ops.train.mlp import linear
 from crispseg.ops.train.residual_attention import Layers
 
 _IGNORED = 255
-
-
-class Case(NamedTuple):
-    name: str
-    way: str  # "forward" (inference), "forward+backward" (training), "training's forward" (what has no gradient)
-    batch: int
-    make: Callable[[], Work]
-
-
-# Training.
 
 
 def norm_of_stage(net: Network, place: Place) -> Work:
@@ -181,73 +167,29 @@ def entropy(net: Network, place: Place) -> Work:
     return Work(lambda m, x, target: cross_entropy(x, target), nn.Module(), (logits,), (target,), autocast=False)
 
 
-# Inference.
+def operator(net: Network, place: Place) -> Work:
+    """NC-SSD with DCO alone."""
+    mixer = net.block(place.stage).attn
+    size = (place.batch, net.side(place.stage) ** 2)
+    v = net.draw(*size, mixer.heads, mixer.head_width)
+    b, c = (net.draw(*size, mixer.state) for _ in range(2))
+    rho = net.draw(*size, mixer.heads, dtype=torch.float32).abs()
+    return Work(lambda m, *tokens: ncssd(*tokens, m.D, m.gates(), m.rule), mixer, (v, b, c, rho), autocast=False)
 
 
-def stem_image(net: Network, place: Place) -> Work:
-    image = net.draw(place.batch, 3, net.size, net.size, dtype=torch.float32)
-    stem = net.fused.backbone.stem
-    image = image.contiguous(memory_format=torch.channels_last)
-    return Work(lambda m, x: convolve_image(x, m.weight0, m.bias0), stem, (image,))
+def mixers_convolution(net: Network, place: Place) -> Work:
+    """A view into what the projection gives."""
+    mixer = net.block(place.stage).attn
+    z, mixed = mixer.heads * mixer.head_width, mixer.conv2d.in_channels
+    x = net.map(place, z + mixed)[..., z:]
+    return Work(lambda m, x: depthwise3x3(x, m.weight, m.bias, activation="silu"), mixer.conv2d, (x,))
 
 
-def stem_middle(net: Network, place: Place) -> Work:
-    def call(m: Any, x: Tensor) -> Tensor:
-        return convolve(convolve(x, m.weight1, m.bias1, relu=True), m.weight2, m.bias2, residual=x)
-
-    stem = net.fused.backbone.stem
-    return Work(call, stem, (net.map(place, len(stem.weight0)),))
-
-
-def stem_end(net: Network, place: Place) -> Work:
-    stem = net.fused.backbone.stem
-    return Work(
-        lambda m, x: halve_and_mix(x, m.weight3, m.bias3, m.last.weight, m.last.bias),
-        stem,
-        (net.map(place, len(stem.weight0)),),
-    )
-
-
-def to_projection(net: Network, place: Place) -> Work:
-    """A block's first half up to its mixer."""
-
-    def call(m: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-        return conv_norm_project(x, Start(m.conv1, m.bias1, m.norm1, m.shift1, m.eps1), m.mixer.project)
-
-    return Work(call, net.fused_block(place.stage), (net.map(place),))
-
-
-def second_half(net: Network, place: Place) -> Work:
-    def call(m: Any, x: Tensor) -> Tensor:
-        mlp = MLP(m.fc1[:, : m.hidden], m.fc1_bias[: m.hidden], m.fc2[: m.hidden], m.fc2_bias)
-        return conv_norm_mlp(x, Start(m.conv2, m.bias2, m.norm2, m.shift2, m.eps2), mlp)
-
-    return Work(call, net.fused_block(place.stage), (net.map(place),))
-
-
-def fused_norm(net: Network, place: Place) -> Work:
-    return Work(lambda m, x: m(x), net.fused.backbone.norms[place.stage - 1], (net.map(place),))
-
-
-def fused_pyramid_step(net: Network, place: Place) -> Work:
-    def call(m: Any, x: Tensor, coarser: Tensor) -> Tensor:
-        norm, lateral = m
-        return norm_relu_add(x, *norm.packed(), lateral.weight, lateral.bias, coarser)
-
-    parts = net.fused.backbone.norms[place.stage - 1], net.fused.head.neck.laterals[place.stage - 1]
-    coarser = net.map(Place(place.batch, place.stage + 1), net.head.config.dim)
-    return Work(call, nn.ModuleList(parts), (net.map(place), coarser))
-
-
-def neck_end(net: Network, place: Place) -> Work:
-    x = net.map(place, net.head.config.dim)
-    return Work(lambda m, x: convolve(x, m.weight, m.bias, relu=True), net.fused.head.neck, (x,))
-
-
-def final_scores(net: Network, place: Place) -> Work:
-    side, size = net.side(place.stage), (net.size, net.size)
-    scores = net.draw(place.batch, net.model.num_classes, side * side, dtype=torch.float32)
-    return Work(lambda m, x: upsample(x, (side, side), size), nn.Module(), (scores,))
+def halving(net: Network, place: Place) -> Work:
+    """The strided convolution between stages."""
+    conv = net.model.backbone.layers[place.stage - 1].downsample.conv[1].conv
+    x = net.map(place, conv.in_channels)
+    return Work(lambda m, x: depthwise3x3(x, m.weight, m.bias, activation="relu", stride=2), conv, (x,))
 
 
 _WITH_RELU = functools.partial(norm_of_batch, relu=True)
@@ -256,48 +198,24 @@ _OWN = functools.partial(attending, own=True)
 _PIXELS = functools.partial(attending, own=False)
 
 # name, what makes it, stages
-TRAINING: list[tuple[str, Callable[[Network, Place], Work], tuple[int, ...]]] = [
-    ("layer_norm", norm_of_stage, (1, 3)),
-    ("depthwise3x3_norm", position_and_norm, (1, 3)),
-    ("mlp", perceptron, (1, 3)),
-    ("linear with ReLU", widening, (1,)),
-    ("linear of pixels", keys_and_values, (1,)),
-    ("convolve_mix_gate", mixing, (1, 3)),
-    ("batch_norm", _WITHOUT_RELU, (0,)),
-    ("batch_norm with ReLU", _WITH_RELU, (1,)),
-    ("add_kept", drop_path, (1,)),
-    ("add_resized", pyramid_step, (1,)),
-    ("few_tokens_attention, own", _OWN, (1,)),
-    ("few_tokens_attention, pixels", _PIXELS, (1,)),
-    ("residual_attention", reading_tokens, (1,)),
-    ("best_match", matching, (1,)),
-    ("resize_scores", resizing_scores, (1,)),
-    ("cross_entropy", entropy, (1,)),
+TRAINING: list[Entry] = [
+    Entry("layer_norm", norm_of_stage, (1, 3)),
+    Entry("depthwise3x3_norm", position_and_norm, (1, 3)),
+    Entry("depthwise3x3 with SiLU", mixers_convolution, (1, 3)),
+    Entry("depthwise3x3, halving", halving, (1,)),
+    Entry("ncssd", operator, (1, 3)),
+    Entry("mlp", perceptron, (1, 3)),
+    Entry("linear with ReLU", widening, (1,)),
+    Entry("linear of pixels", keys_and_values, (1,)),
+    Entry("convolve_mix_gate", mixing, (1, 3)),
+    Entry("batch_norm", _WITHOUT_RELU, (0,)),
+    Entry("batch_norm with ReLU", _WITH_RELU, (1,)),
+    Entry("add_kept", drop_path, (1,)),
+    Entry("add_resized", pyramid_step, (1,)),
+    Entry("few_tokens_attention, own", _OWN, (1,)),
+    Entry("few_tokens_attention, pixels", _PIXELS, (1,)),
+    Entry("residual_attention", reading_tokens, (1,)),
+    Entry("best_match", matching, (1,)),
+    Entry("resize_scores", resizing_scores, (1,)),
+    Entry("cross_entropy", entropy, (1,)),
 ]
-INFERENCE: list[tuple[str, Callable[[Network, Place], Work], tuple[int, ...]]] = [
-    ("convolve_image", stem_image, (0,)),
-    ("convolve twice", stem_middle, (0,)),
-    ("halve_and_mix", stem_end, (0,)),
-    ("conv_norm_project", to_projection, (1,)),
-    ("conv_norm_mlp", second_half, (1, 2)),
-    ("fused layer_norm", fused_norm, (4,)),
-    ("norm_relu_add", fused_pyramid_step, (1, 3)),
-    ("convolve, neck", neck_end, (1,)),
-    ("upsample", final_scores, (1,)),
-]
-_IMAGES = 16  # of a training step, and of the larger of two batches for inference
-# Where the network does not call the kernel, as pixels are too few.
-_LEFT_OUT = {("conv_norm_mlp, stage 2", 1)}
-
-
-def all_cases(net: Network) -> list[Case]:
-    many = 2 if net.size < 512 else _IMAGES
-    found = []
-    ways = (TRAINING, "forward+backward", (many,)), (INFERENCE, "forward", (1, many))
-    for works, way, batches in ways:
-        for name, make, stages in works:
-            for stage, batch in itertools.product(stages, batches):
-                label = f"{name}, stage {stage}" if len(stages) > 1 else name
-                if (label, batch) not in _LEFT_OUT:
-                    found.append(Case(label, way, batch, functools.partial(make, net, Place(batch, stage))))
-    return sorted(found, key=lambda case: (case.name, case.batch))

@@ -1,4 +1,4 @@
-"""CRISP's network as `against_cases.py` takes parts of it, and what these parts could be given."""
+"""CRISP's network as `kernels.py` takes parts of it, and what these parts could be given."""
 
 from __future__ import annotations
 
@@ -27,6 +27,14 @@ class Place(NamedTuple):
 
     batch: int
     stage: int
+
+
+class Entry(NamedTuple):
+    """An operator, and the stages of the network at whose sizes it is compared."""
+
+    name: str
+    make: Callable[[Network, Place], Work]
+    stages: tuple[int, ...]
 
 
 class Network:
@@ -67,6 +75,10 @@ class Network:
     def pixels(self, batch: int, channels: int) -> Tensor:
         """(B, L, C), as the head has them."""
         return self.draw(batch, self.side(1) ** 2, channels)
+
+    def tokens(self, batch: int) -> Tensor:
+        """(B, classes, D), of the head."""
+        return self.draw(batch, self.model.num_classes, self.head.config.dim)
 
     def prototypes(self, batch: int) -> Tensor:
         """(B, classes, K, d), normalised, class after class in memory; closer to each other than the margin allows."""

@@ -15,8 +15,8 @@ import torch
 from kernel_network import Entry, Network, Place, Work  # beside this file
 from torch import Tensor, nn
 
+from crispseg.layout import to_channels_first
 from crispseg.losses import cross_entropy
-from crispseg.models.layers import to_channels_first
 from crispseg.ops import ncssd
 from crispseg.ops.maps.depthwise import depthwise3x3, depthwise3x3_norm
 from crispseg.ops.maps.normalize import layer_norm

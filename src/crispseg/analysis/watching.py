@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from crispseg.evaluate.spectrum import backbone_blocks
+from crispseg.layout import to_channels_first
 from crispseg.metrics import spectral_ratio
 from crispseg.models.base import SegmentationModel
-from crispseg.models.layers import to_channels_first
 
 PLACES = {"mixer": "what the mixer adds", "block": "what the block passes on"}
 

@@ -17,8 +17,8 @@ from crispseg.exact.backbone import stage_rows
 from crispseg.exact.context import Context
 from crispseg.exact.resize import BandResize
 from crispseg.exact.stream import Stream, apply, bands, convolution, slide
+from crispseg.layout import to_channels_first, to_channels_last
 from crispseg.models.crisp import CRISP
-from crispseg.models.layers import to_channels_first, to_channels_last
 from crispseg.models.omp import Attention, ConcatNeck, DynamicTokens, OMPHead, TopDownNeck, TwoWayLayer
 from crispseg.models.vssd import VSSD
 from crispseg.ops.common.precision import widened

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from crispseg.exact.stream import Parts, Stream
-from crispseg.models.layers import resize, to_channels_first, to_channels_last
+from crispseg.layout import to_channels_first, to_channels_last
+from crispseg.models.layers import resize
 
 Size = tuple[int, int]
 ReadRows = Callable[[int, int], Tensor]  # (top, bottom) -> (1, rows, W, C)

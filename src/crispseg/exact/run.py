@@ -20,8 +20,8 @@ from crispseg.exact.passes import Model
 from crispseg.exact.plan import MEMORY_LIMIT, Plan, make_plan
 from crispseg.exact.store import Folder, Storage
 from crispseg.exact.upernet import run_upernet
+from crispseg.layout import to_channels_first
 from crispseg.models.crisp import CRISP
-from crispseg.models.layers import to_channels_first
 from crispseg.models.upernet import UPerNet
 
 ReadRows = Callable[[int, int], Tensor]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from crispseg.models.layers import to_channels_first, to_channels_last
+from crispseg.layout import to_channels_first, to_channels_last
 
 Parts = tuple[Tensor, ...]
 Stream = Iterator[Parts]

@@ -12,7 +12,7 @@ from crispseg.exact.backbone import stage_rows
 from crispseg.exact.context import Context
 from crispseg.exact.resize import BandResize
 from crispseg.exact.stream import Stream, apply, bands, convolution, slide
-from crispseg.models.layers import to_channels_first
+from crispseg.layout import to_channels_first
 from crispseg.models.upernet import UPerNet
 
 

@@ -6,7 +6,7 @@ Maps are channels last, (B, H, W, C). The residual stream is one tensor per half
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +14,7 @@ from torch.nn import functional
 
 from crispseg.fused import strips
 from crispseg.fused.layers import FusedNorm, Packed, Product, Ready, aligned, channels_last, linear_gelu, padded
-from crispseg.models.layers import to_channels_first
-from crispseg.models.vssd import VSSD, AttentionMixer, Block, Downsample, NCSSDMixer, Stem
+from crispseg.fused.stages import StageMaps
 from crispseg.ops.common.precision import sum_dtype
 from crispseg.ops.cpu import onednn
 from crispseg.ops.infer.block import MLP, Start, conv_norm_mlp, conv_norm_project, mlp_takes
@@ -25,6 +24,9 @@ from crispseg.ops.maps.convolution import convolve, convolve_image, halve_and_mi
 from crispseg.ops.maps.depthwise import depthwise3x3, depthwise3x3_norm, packed
 from crispseg.ops.maps.normalize import layer_norm
 from crispseg.ops.nc_ssd.spec import Gates
+
+if TYPE_CHECKING:
+    from crispseg.models.vssd import VSSD, AttentionMixer, Block, Downsample, NCSSDMixer, Stem
 
 # A hidden unit of the MLP that is always this value carries the second product's bias, so that the product can add
 # into the residual. GELU leaves 8 as it is, and dividing by a power of two costs the bias no digits.
@@ -146,8 +148,7 @@ class FusedBlock(Packed, Ready):
 
     def __init__(self, block: Block, dtype: torch.dtype) -> None:
         super().__init__()
-        mixer = block.attn
-        self.mixer = FusedMixer(mixer, dtype) if isinstance(mixer, NCSSDMixer) else FusedAttention(mixer, dtype)  # type: ignore[arg-type]
+        self.mixer = block.attn.in_fused_block(dtype)
         self.eps1, self.eps2 = block.norm1.eps, block.norm2.eps
         fc1, fc2 = block.mlp.fc1, block.mlp.fc2
         self.hidden = hidden = fc1.weight.shape[0]
@@ -279,8 +280,10 @@ class FusedDownsample(Packed, Ready):
 
 
 class FusedVSSD(nn.Module):
-    """Image (B, bands, H, W) -> four feature maps (B, C, h, w), as VSSD's. Takes a backbone whose BatchNorms are
+    """Image (B, bands, H, W) of any type -> four feature maps, as VSSD's. Takes a backbone whose BatchNorms are
     folded."""
+
+    takes_any_image = True
 
     def __init__(self, backbone: VSSD, dtype: torch.dtype) -> None:
         super().__init__()
@@ -293,11 +296,12 @@ class FusedVSSD(nn.Module):
         self.downsamples = nn.ModuleList(FusedDownsample(stage.downsample, dtype) for stage in stages[:3])
         self.norms = nn.ModuleList(FusedNorm(getattr(backbone, f"outnorm{i}"), dtype) for i in range(len(stages)))
 
-    def forward(self, image: Tensor) -> list[Tensor]:
-        return [to_channels_first(norm(x)) for norm, x in zip(self.norms, self.maps(image), strict=True)]
+    def forward(self, image: Tensor) -> StageMaps:
+        norms: list[Any] = list(self.norms)
+        return StageMaps(list(self._maps(image)), norms)
 
-    def maps(self, image: Tensor) -> Iterator[Tensor]:
-        """Each stage's map (B, h, w, C) as it is done, before its norm."""
+    def _maps(self, image: Tensor) -> Iterator[Tensor]:
+        """Each stage's map (B, h, w, C), before its norm."""
         x = self.stem(image)
         for i, blocks in enumerate(self.blocks):
             x = blocks(self.downsamples[i - 1](x) if i else x)

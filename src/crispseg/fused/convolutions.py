@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from crispseg.fused.layers import Ready
-from crispseg.models.layers import to_channels_first, to_channels_last
+from crispseg.layout import to_channels_first, to_channels_last
 from crispseg.ops.cpu import onednn
 from crispseg.ops.cpu.winograd import same_convolution
 

@@ -11,14 +11,14 @@ four quarters, where it has them, lie side by side.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from crispseg.fused.layers import FusedNorm, Packed, Product
-from crispseg.fused.neck import FusedConcat, FusedTopDown
-from crispseg.models.omp import Attention, DynamicTokens, HyperNetwork, OMPHead, TopDownNeck, TwoWayLayer
+from crispseg.fused.side_stream import Aside
+from crispseg.fused.stages import StageMaps
 from crispseg.ops.cpu import attention_in_parts, onednn
 from crispseg.ops.cpu.attention_in_parts import Writing
 from crispseg.ops.infer.matching import best_cosines, grouped_product, max_and_mean, mix_candidates
@@ -34,6 +34,10 @@ from crispseg.ops.infer.token_attention import (
     join_vectors,
     settle,
 )
+from crispseg.ops.maps.resizing import upsample
+
+if TYPE_CHECKING:
+    from crispseg.models.omp import Attention, DynamicTokens, HyperNetwork, OMPHead, TwoWayLayer
 
 
 class FusedTokens(Packed):
@@ -244,21 +248,19 @@ class FusedHyper(Packed):
         return getattr(self, f"weight{i}"), getattr(self, f"bias{i}"), i < self.count - 1
 
 
+class Scores(NamedTuple):
+    logits: Tensor  # (B, classes, h, w, quarters), in float32 at least
+
+
 class FusedHead(nn.Module):
-    """The parts of OMPHead: `neck` takes feature maps (B, h, w, C) to the pixel map, `first_tokens` the deepest one to
-    tokens, and a call both to scores (B, classes, h w quarters) in float32 at least. Takes a head whose BatchNorms are
-    folded."""
+    """Feature maps -> scores, as OMPHead's. Takes a head whose BatchNorms are folded."""
 
     def __init__(self, head: OMPHead, dtype: torch.dtype) -> None:
         super().__init__()
         dim = head.config.dim
         self.quarters = 4 if head.config.descriptor_stride == 2 else 1
         order = torch.arange(dim).unflatten(0, (-1, self.quarters)).t().flatten()
-        self.neck = (
-            FusedTopDown(head.neck, order, dtype)
-            if isinstance(head.neck, TopDownNeck)
-            else FusedConcat(head.neck, order, dtype)
-        )
+        self.neck = head.neck.in_fused_head(order, dtype)
         self.tokens = FusedTokens(head.tokens, dtype)
         layers: list[Any] = list(head.layers)
         if head.centre is not None:
@@ -273,14 +275,29 @@ class FusedHead(nn.Module):
         self.final = FusedRead(head.final_attention, head.final_norm, order, dtype)
         self.hyper = FusedHyper(head.hyper, dtype)
         self.scale = head.scale().item()
+        self.aside = Aside()
 
-    def first_tokens(self, feature: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, features: Sequence[Tensor]) -> Scores:
+        """The first tokens are made aside, while the neck is at work."""
+        stages = StageMaps.of(features)
+        deepest = stages.normed(-1)
+        tokens = self.aside(self._first_tokens, deepest)
+        x = self.neck(stages, deepest)
+        scores = self._scores(x.flatten(1, 2), *tokens.get())
+        return Scores(scores.view(*scores.shape[:2], *x.shape[1:3], self.quarters))
+
+    def resized(self, logits: Tensor, size: torch.Size) -> Tensor:
+        finer = 2 if self.quarters == 4 else 1  # descriptors along a pixel's side
+        height, width = logits.shape[2:4]
+        return upsample(logits.flatten(2), (finer * height, finer * width), size, quarters=finer == 2)
+
+    def _first_tokens(self, feature: Tensor) -> tuple[Tensor, Tensor]:
         """The class tokens, which have attended each other, and the queries with which they read the pixels."""
         tokens = self.tokens(feature)
         return self.first(tokens, attend_own(tokens, self.first.packed()))
 
-    def forward(self, x: Tensor, tokens: Tensor, queries: Tensor) -> Tensor:
-        pixels = x.flatten(1, 2)
+    def _scores(self, pixels: Tensor, tokens: Tensor, queries: Tensor) -> Tensor:
+        """(B, classes, h w quarters)."""
         if onednn.applies(pixels):
             return self._by_parts(pixels, tokens, queries)
         for layer in self.layers:

@@ -3,67 +3,44 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from crispseg.errors import UserError
-from crispseg.fused.backbone import FusedVSSD
 from crispseg.fused.convolutions import prepare_convolutions
 from crispseg.fused.fold import fold_batchnorms
 from crispseg.fused.graphs import GraphCache
-from crispseg.fused.head import FusedHead
-from crispseg.fused.side_stream import Aside
-from crispseg.models.base import SegmentationModel
-from crispseg.models.crisp import CRISP
-from crispseg.models.upernet import UPerNet
 from crispseg.ops.common.precision import widened
-from crispseg.ops.maps.resizing import upsample
 from crispseg.threads import one_thread
 
+if TYPE_CHECKING:
+    from crispseg.models.base import SegmentationModel
+
 _PRECISIONS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-
-
-class FusedCRISP(nn.Module):
-    def __init__(self, model: CRISP, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.backbone = FusedVSSD(model.backbone, dtype)
-        self.head = FusedHead(model.head, dtype)
-        self.aside = Aside()
-
-    def forward(self, image: Tensor) -> Tensor:
-        """The first tokens are made aside, while the neck is at work."""
-        norms: list[Any] = list(self.backbone.norms)
-        *earlier, last = self.backbone.maps(image)
-        deepest = norms[-1](last)
-        tokens = self.aside(self.head.first_tokens, deepest)
-        x = self.head.neck(earlier, norms[:-1], deepest)
-        scores = self.head(x, *tokens.get())
-        finer = 2 if self.head.quarters == 4 else 1  # descriptors along a pixel's side
-        return upsample(scores, (finer * x.shape[1], finer * x.shape[2]), image.shape[-2:], quarters=finer == 2)
-
-
-class Cast(nn.Module):
-    """A model of any kind, channels last, its input cast."""
-
-    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
-        super().__init__()
-        prepare_convolutions(model)
-        self.model, self.dtype = model.to(dtype=dtype, memory_format=torch.channels_last), dtype  # type: ignore[call-overload]
-
-    def forward(self, image: Tensor) -> Tensor:
-        return self.model(image.to(self.dtype, memory_format=torch.channels_last))
 
 
 class Fused(nn.Module):
     """Image (B, bands, H, W) -> logits (B, classes, H, W), in float32 at least; for evaluation only.
 
-    A snapshot of the model it was made from: what happens to that model's weights afterwards is not seen.
+    A snapshot of the model it was made from: what happens to that model's weights afterwards is not seen. Its forward
+    pass is the model's own. `as_written` names the parts that have no fused form and run as they are written, but with
+    BatchNorms folded and weights cast.
     """
 
-    def __init__(self, network: nn.Module, model: SegmentationModel, graphs: bool) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        model: SegmentationModel,
+        dtype: torch.dtype,
+        as_written: tuple[str, ...],
+        graphs: bool,
+    ) -> None:
         super().__init__()
+        self.dtype, self.as_written = dtype, as_written
+        self.takes_any_image = any(getattr(part, "takes_any_image", False) for part in network.modules())
         self.name, self.info = model.name, model.info
         self.num_classes, self.in_channels = model.num_classes, model.in_channels
         self.normalises = model.normalises
@@ -90,8 +67,13 @@ class Fused(nn.Module):
 
     @torch.no_grad()
     def _compute(self, image: Tensor) -> Tensor:
+        if not self.takes_any_image:
+            image = image.to(self.dtype, memory_format=torch.channels_last)
         with torch.autocast(image.device.type, enabled=False):
             return widened(self.network(image))
+
+    def extra_repr(self) -> str:
+        return f"as written: {', '.join(self.as_written) or 'nothing'}"
 
 
 def fuse(model: SegmentationModel, precision: torch.dtype | None = None, graphs: bool = True) -> Fused:
@@ -105,17 +87,37 @@ def fuse(model: SegmentationModel, precision: torch.dtype | None = None, graphs:
     whole = copy.deepcopy(model).to("cpu", torch.float64)  # so that folding rounds nothing
     with torch.no_grad(), one_thread():
         fold_batchnorms(whole, model.in_channels)
-        network = _network(whole, dtype)
-    return Fused(network.to(weight.device), model, graphs)
+        network, as_written = _network(whole, dtype)
+    return Fused(network.to(weight.device), model, dtype, as_written, graphs)
 
 
-def _network(model: SegmentationModel, dtype: torch.dtype) -> nn.Module:
-    if isinstance(model, CRISP):
-        return FusedCRISP(model, dtype)
-    if isinstance(model, UPerNet):
-        backbone = FusedVSSD(model.backbone, dtype)
-        model.backbone, model.auxiliary = nn.Identity(), None  # type: ignore[assignment]
-        network = Cast(model, dtype)
-        model.backbone = backbone  # type: ignore[assignment]
-        return network
-    return Cast(model, dtype)
+def _network(model: SegmentationModel, dtype: torch.dtype) -> tuple[SegmentationModel, tuple[str, ...]]:
+    """The model with the fused parts in their places and the rest cast, and the names of the parts that make the rest.
+
+    A part says itself what takes its place, by a method `for_evaluation(dtype)`: a module that computes the same.
+    """
+    for name in model.training_only:
+        setattr(model, name, None)
+    fused = {name: part.for_evaluation(dtype) for name, part in _declared(model)}
+    for name in fused:
+        _put(model, name, nn.Identity())
+    as_written = tuple(name for name, child in model.named_children() if any(True for _ in child.parameters()))
+    prepare_convolutions(model)
+    model.to(dtype=dtype, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    for name, part in fused.items():
+        _put(model, name, part)
+    return model, as_written
+
+
+def _declared(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The outermost parts that say what takes their place."""
+    for name, child in module.named_children():
+        if hasattr(child, "for_evaluation"):
+            yield prefix + name, child
+        else:
+            yield from _declared(child, f"{prefix}{name}.")
+
+
+def _put(model: nn.Module, name: str, part: nn.Module) -> None:
+    parent, _, child = name.rpartition(".")
+    setattr(model.get_submodule(parent), child, part)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from crispseg.fused.layers import FusedNorm, Packed, Product, Ready, channels_last
-from crispseg.models.omp import ConcatNeck, TopDownNeck
+from crispseg.fused.layers import Packed, Product, Ready, channels_last
+from crispseg.fused.stages import StageMaps
 from crispseg.ops.cpu import onednn
 from crispseg.ops.cpu.winograd import Frame, Winograd, same_convolution
 from crispseg.ops.maps.convolution import convolve
 from crispseg.ops.maps.normalize import norm_relu_add
 from crispseg.ops.maps.resizing import resize_add, resized
+
+if TYPE_CHECKING:
+    from crispseg.models.omp import ConcatNeck, TopDownNeck
 
 
 class FusedTopDown(Packed, Ready):
@@ -33,20 +35,23 @@ class FusedTopDown(Packed, Ready):
     def make_ready(self) -> Winograd | onednn.Convolution:
         return same_convolution(self.weight, self.bias, relu=True)
 
-    def forward(self, earlier: Sequence[Tensor], norms: Sequence[FusedNorm], deepest: Tensor) -> Tensor:
-        """Maps before their norms, those norms, and the deepest map after its own."""
+    def forward(self, stages: StageMaps, deepest: Tensor) -> Tensor:
+        """The maps, and the deepest of them normalised."""
         *laterals, last = self.laterals
         x = last(deepest)
         if onednn.applies(x):
-            return self._by_onednn(earlier, norms, x)
-        for stage, norm, lateral in zip(reversed(earlier), reversed(norms), reversed(laterals), strict=True):
-            x = norm_relu_add(stage, *norm.packed(), lateral.weight, lateral.bias, x)  # type: ignore[arg-type]
+            return self._by_onednn(stages, x)
+        for i, lateral in reversed(list(enumerate(laterals))):
+            if stages.norms:
+                norm = stages.norms[i].packed()
+                x = norm_relu_add(stages.maps[i], *norm, lateral.weight, lateral.bias, x)  # type: ignore[arg-type]
+            else:
+                x = resize_add(lateral(stages.maps[i]), x)
         return convolve(x, self.weight, self.bias, relu=True)
 
-    def _by_onednn(self, earlier: Sequence[Tensor], norms: Sequence[FusedNorm], x: Tensor) -> Tensor:
+    def _by_onednn(self, stages: StageMaps, x: Tensor) -> Tensor:
         """The same; the last sum is written where the convolution wants its map."""
-        laterals = list(self.laterals)[:-1]
-        finest, *others = (lateral(norm(stage)) for lateral, norm, stage in zip(laterals, norms, earlier, strict=True))
+        finest, *others = (lateral(stages.normed(i)) for i, lateral in enumerate(list(self.laterals)[:-1]))
         for finer in reversed(others):
             x = resize_add(finer, x)
         convolution = self.ready()
@@ -69,10 +74,10 @@ class FusedConcat(nn.Module):
             for part, layer in zip(parts, laterals, strict=True)
         )
 
-    def forward(self, earlier: Sequence[Tensor], norms: Sequence[FusedNorm], deepest: Tensor) -> Tensor:
-        """The mixed map at the size of the finest stage; `norms` are those of the backbone's outputs, applied here."""
+    def forward(self, stages: StageMaps, deepest: Tensor) -> Tensor:
+        """The mixed map at the size of the finest stage."""
         *products, last = self.products
-        first, *others = (product(norm(x)) for product, norm, x in zip(products, norms, earlier, strict=True))
+        first, *others = (product(stages.normed(i)) for i, product in enumerate(products))
         for x in (*others, last(deepest)):
             first = resize_add(first, x)
         return first

@@ -9,18 +9,20 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from crispseg.models.vssd import Selection
 from crispseg.ops import State, accumulate, add_query_sums, add_states
 from crispseg.ops.cpu import onednn
 from crispseg.ops.infer.token_attention import Norm
 from crispseg.ops.nc_ssd.formula import queries_of, read_queries, sums_of
 from crispseg.ops.nc_ssd.spec import Gates, Rule
+
+if TYPE_CHECKING:
+    from crispseg.models.vssd import Selection
 
 NUMBERS = 2**21  # of a strip, wherever it has most: 8 MB
 _LEAST = 8  # rows, of which two more are computed

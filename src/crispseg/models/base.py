@@ -59,6 +59,7 @@ class SegmentationModel(nn.Module):
     normalises: bool = False  # whether it takes raw pixels and normalises them itself, as exported files do
     options: dict[str, Any]
     info: ModelInfo
+    training_only: tuple[str, ...] = ()  # parts that evaluation does without, such as auxiliary heads
     origin: str = "random weights"  # what its weights started from, in words; not saved
 
     def probabilities(self, logits: Tensor, dim: int = 1) -> Tensor:

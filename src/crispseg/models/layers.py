@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from crispseg.layout import to_channels_first, to_channels_last
 from crispseg.ops.maps.resizing import resize_scores
 from crispseg.ops.train import batch_norm as norms
 from crispseg.ops.train import mlp as products
@@ -118,11 +119,3 @@ def resize(x: Tensor, size: tuple[int, int] | torch.Size) -> Tensor:
 
 def _channels_last(x: Tensor) -> bool:
     return x.is_contiguous(memory_format=torch.channels_last)
-
-
-def to_channels_last(x: Tensor) -> Tensor:
-    return x.permute(0, 2, 3, 1)  # (B, C, H, W) -> (B, H, W, C)
-
-
-def to_channels_first(x: Tensor) -> Tensor:
-    return x.permute(0, 3, 1, 2)  # (B, H, W, C) -> (B, C, H, W)

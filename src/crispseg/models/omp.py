@@ -10,14 +10,14 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from crispseg.errors import UserError
-from crispseg.models.layers import BatchNorm2d, ConvNorm
+from crispseg.models.layers import BatchNorm2d, ConvNorm, resize
 from crispseg.models.options import check_sizes
 from crispseg.ops.common.precision import widened
 from crispseg.ops.maps.normalize import layer_norm
@@ -27,6 +27,10 @@ from crispseg.ops.train.cross_attention import attention, few_tokens_attention, 
 from crispseg.ops.train.matching import best_match, match
 from crispseg.ops.train.mlp import linear
 from crispseg.ops.train.residual_attention import Layers
+
+if TYPE_CHECKING:
+    from crispseg.fused.head import FusedHead
+    from crispseg.fused.neck import FusedConcat, FusedTopDown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +101,11 @@ class ConcatNeck(nn.Module):
             x = add_resized(x, coarser)
         return x
 
+    def in_fused_head(self, order: Tensor, dtype: torch.dtype) -> FusedConcat:
+        from crispseg.fused.neck import FusedConcat
+
+        return FusedConcat(self, order, dtype)
+
 
 class TopDownNeck(nn.Module):
     """A convolution from each stage, added from the deepest up, and one 3x3 convolution at stride 4."""
@@ -112,6 +121,11 @@ class TopDownNeck(nn.Module):
         for finer in reversed(maps[:-1]):
             x = add_resized(finer, x)
         return self.mix(x)
+
+    def in_fused_head(self, order: Tensor, dtype: torch.dtype) -> FusedTopDown:
+        from crispseg.fused.neck import FusedTopDown
+
+        return FusedTopDown(self, order, dtype)
 
 
 class DynamicTokens(nn.Module):
@@ -288,6 +302,15 @@ class OMPHead(nn.Module):
         if self.config.descriptor_stride == 2:
             refined = functional.pixel_shuffle(refined, 2)
         return tokens, refined
+
+    def resized(self, logits: Tensor, size: torch.Size) -> Tensor:
+        """Logits at the image's size."""
+        return resize(logits, size)
+
+    def for_evaluation(self, dtype: torch.dtype) -> FusedHead:
+        from crispseg.fused.head import FusedHead
+
+        return FusedHead(self, dtype)
 
     def scale(self) -> Tensor:
         """The cosines' temperature: learned, kept between 1 and 100."""

@@ -73,6 +73,8 @@ class FCNHead(nn.Sequential):
 class UPerNet(SegmentationModel):
     """VSSD with UPerHead, and an FCN head on stage 2 while training."""
 
+    training_only = ("auxiliary",)
+
     def __init__(self, backbone: VSSDConfig, head: UPerConfig, num_classes: int, in_channels: int) -> None:
         super().__init__()
         self.backbone = VSSD(backbone, in_channels)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,9 @@ from torch.utils.checkpoint import checkpoint
 
 from crispseg import config as configs
 from crispseg.errors import UserError, unknown
+from crispseg.layout import to_channels_first, to_channels_last
 from crispseg.models.dco import DCO, DCOConfig, dco_config
-from crispseg.models.layers import ConvNorm, DropPath, to_channels_first, to_channels_last
+from crispseg.models.layers import ConvNorm, DropPath
 from crispseg.models.options import check_sizes
 from crispseg.ops import Gates, Rule, ncssd
 from crispseg.ops.common.precision import widened
@@ -27,6 +28,9 @@ from crispseg.ops.maps.normalize import layer_norm
 from crispseg.ops.nc_ssd.spec import Fusion as OperatorFusion
 from crispseg.ops.train.gated_mixer import convolve_mix_gate
 from crispseg.ops.train.mlp import mlp
+
+if TYPE_CHECKING:
+    from crispseg.fused.backbone import FusedAttention, FusedMixer, FusedVSSD
 
 Fusion = Literal["raw", "normalized", "selective"]
 
@@ -166,6 +170,11 @@ class NCSSDMixer(nn.Module):
         v, b, c, rho = self.tokens(self.convolve(xbc), dt)
         return self.finish(ncssd(v, b, c, rho, self.D, gates, self.rule), z)
 
+    def in_fused_block(self, dtype: torch.dtype) -> FusedMixer:
+        from crispseg.fused.backbone import FusedMixer
+
+        return FusedMixer(self, dtype)
+
     def _mix_at_once(self, projected: Tensor, gates: Gates) -> Tensor | None:
         """All between the two projections as one operation, where there are kernels for it."""
         assert self.conv2d.bias is not None
@@ -199,6 +208,11 @@ class AttentionMixer(nn.Module):
         y = functional.scaled_dot_product_attention(q, k, v)
         return self.to_out(y.transpose(1, 2).reshape(x.shape))
 
+    def in_fused_block(self, dtype: torch.dtype) -> FusedAttention:
+        from crispseg.fused.backbone import FusedAttention
+
+        return FusedAttention(self, dtype)
+
 
 class MLP(nn.Module):
     def __init__(self, width: int, ratio: int) -> None:
@@ -217,7 +231,7 @@ class Block(nn.Module):
         super().__init__()
         self.cpe1 = nn.Conv2d(width, width, 3, padding=1, groups=width)
         self.norm1 = nn.LayerNorm(width)
-        self.attn: nn.Module = NCSSDMixer(width, heads, config) if mixer == "ncssd" else AttentionMixer(width, heads)
+        self.attn = NCSSDMixer(width, heads, config) if mixer == "ncssd" else AttentionMixer(width, heads)
         self.cpe2 = nn.Conv2d(width, width, 3, padding=1, groups=width)
         self.norm2 = nn.LayerNorm(width)
         self.mlp = MLP(width, config.mlp_ratio)
@@ -309,6 +323,11 @@ class VSSD(nn.Module):
             norm = getattr(self, f"outnorm{i}")
             features.append(to_channels_first(layer_norm(feature, norm.weight, norm.bias, norm.eps)))
         return features
+
+    def for_evaluation(self, dtype: torch.dtype) -> FusedVSSD:
+        from crispseg.fused.backbone import FusedVSSD
+
+        return FusedVSSD(self, dtype)
 
 
 def backbone_config(name: str, **options: Any) -> VSSDConfig:

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from crispseg.layout import to_channels_first, to_channels_last
 from crispseg.models.base import Output
-from crispseg.models.layers import resize, to_channels_first, to_channels_last
+from crispseg.models.layers import resize
 from crispseg.peers.base import Peer, read_options
 from crispseg.peers.blocks import conv, crop_like
 from crispseg.peers.encoders import convnext_base

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from crispseg.models.layers import to_channels_first, to_channels_last
+from crispseg.layout import to_channels_first, to_channels_last
 from crispseg.models.libraries import import_timm
 
 PATCH = 4

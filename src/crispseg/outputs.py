@@ -126,6 +126,11 @@ class Workplace:
             self._lock = None
 
 
+def is_unfinished(name: str) -> bool:
+    """Whether `Workplace.making` gives such names."""
+    return name.startswith("making-") and _OURS.fullmatch(name) is not None
+
+
 def work_folder(target: Path) -> Path:
     return target.with_name(f".{target.name}.crisp")
 

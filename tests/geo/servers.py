@@ -36,10 +36,20 @@ def s3_server(bucket: str = "bucket") -> Iterator[dict[str, str]]:
         }
 
 
-def keys_in(environment: dict[str, str], bucket: str = "bucket") -> list[str]:
-    """The names of all objects, asked of the server itself."""
-    with urllib.request.urlopen(f"http://{environment['AWS_S3_ENDPOINT']}/{bucket}?list-type=2") as answer:
+def keys_in(environment: dict[str, str], bucket: str = "bucket", prefix: str = "") -> list[str]:
+    """The names of all objects (that begin so), asked of the server itself."""
+    address = f"http://{environment['AWS_S3_ENDPOINT']}/{bucket}?list-type=2&prefix={prefix}"
+    with urllib.request.urlopen(address) as answer:
         return sorted(re.findall(r"<Key>(.*?)</Key>", answer.read().decode()))
+
+
+def read_object(environment: dict[str, str], key: str, bucket: str = "bucket") -> bytes:
+    """Asked of the server without GDAL."""
+    import boto3
+
+    address = f"http://{environment['AWS_S3_ENDPOINT']}"
+    client = boto3.client("s3", endpoint_url=address, aws_access_key_id="test", aws_secret_access_key="test")
+    return client.get_object(Bucket=bucket, Key=key)["Body"].read()
 
 
 @contextlib.contextmanager

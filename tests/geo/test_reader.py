@@ -184,3 +184,13 @@ def test_what_is_no_raster_is_explained(tmp_path):
         open_raster(str(tmp_path / "a.tif"))
     with pytest.raises(UserError, match="there is no file"):
         open_raster(str(tmp_path / "b.tif"))
+
+
+def test_a_damaged_mask_beside_the_file(tmp_path):
+    """Found by the fuzz campaign: GDAL opens it late, and rasterio raises what it says at the next question."""
+    path = write_raster(tmp_path / "s.tif", random_pixels(3, 40, 40), **UTM)
+    write_raster(tmp_path / "mask.tif", np.full((40, 40), 255, np.uint8))
+    data = (tmp_path / "mask.tif").read_bytes()
+    (tmp_path / "s.tif.msk").write_bytes(data[:8])
+    with pytest.raises(UserError, match="or a file beside it, is damaged"):
+        open_raster(path)

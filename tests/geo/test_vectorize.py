@@ -1,5 +1,7 @@
 """`crisp vectorize`: a class map on disk to polygons."""
 
+import sqlite3
+
 import numpy as np
 import pyogrio
 import pytest
@@ -8,7 +10,10 @@ from rasterio.features import rasterize
 from rasterio.warp import transform
 
 from crispseg.cli import main as cli
+from crispseg.errors import UserError
+from crispseg.geo import layers
 from crispseg.geo import polygons as polygon_files
+from crispseg.geo.vectorize import vectorize_map
 from tests.geo.rasters import UTM, write_raster
 
 
@@ -112,3 +117,28 @@ def test_mistakes_are_explained(crisp, classes, tmp_path):
     ]:
         status, _, err = crisp(*words)
         assert status == 1 and reason in err and "Traceback" not in err
+
+
+def test_what_ogr_says_is_heeded(tmp_path):
+    """Found by the kill campaign: a GeoPackage whose index or reference system could not be written looked whole."""
+    from pyogrio.errors import DataSourceError
+
+    from crispseg.geo.ogr import _gdal, heeding_failures
+
+    gdal = _gdal()
+    with heeding_failures():
+        gdal.CPLError(2, 1, b"only a warning")
+    with pytest.raises(DataSourceError, match=r"COMMIT\) failed: disk I/O error"), heeding_failures():
+        gdal.CPLError(3, 1, b"sqlite3_exec(COMMIT) failed: disk I/O error")
+
+
+def test_a_package_that_cannot_be_styled_is_one_sentence(tmp_path, monkeypatch):
+    path = write_raster(tmp_path / "map.tif", np.zeros((8, 8), np.uint8), nodata=255, **UTM)
+
+    def fail(*args):
+        raise sqlite3.OperationalError("disk I/O error")
+
+    monkeypatch.setattr(layers, "add_style_to_geopackage", fail)
+    with pytest.raises(UserError, match=r"cannot write .*map.gpkg: disk I/O error"):
+        vectorize_map(path, str(tmp_path / "map.gpkg"))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["map.tif"]

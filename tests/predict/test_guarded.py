@@ -1,6 +1,7 @@
 """Attacks on `crisp predict`: no input and nothing that exists is lost, stale work is never taken for fresh."""
 
 import dataclasses
+import json
 import os
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ import rasterio
 from crispseg.errors import UserError
 from crispseg.geo.maps import MapChoice
 from crispseg.geo.polygons import PolygonChoice
+from crispseg.outputs import Workplace, work_folder
 from crispseg.predict.bands import Pace
 from crispseg.predict.batch import predict_scenes
 from crispseg.predict.scene import Request, Watcher
@@ -266,3 +268,15 @@ sys.exit(main(["predict", {scene!r}, "-o", {str(tmp_path / "map.tif")!r}, "--con
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0 or "lower --tile" in done.stderr, done.stderr
+
+
+def test_a_note_that_names_the_folder_itself_moves_nothing(tmp_path):
+    """Found by the fuzz campaign."""
+    target = tmp_path / "map.tif"
+    noted = {"made": dict.fromkeys(("gdal_style", "qgis_style", "classes"), ""), "result": {}}
+    place = Workplace(target)
+    (place.folder / "moves.json").write_text(json.dumps(noted))
+    place.release()
+    scene = write_raster(tmp_path / "scene.tif", random_pixels(3, 40, 40), **UTM)
+    report = predict_scenes([scene], str(target), StandIn(), Request(Settings(32, 8)))
+    assert not report.failures and target.is_file() and not work_folder(target).exists()

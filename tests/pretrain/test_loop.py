@@ -15,7 +15,7 @@ from crispseg.errors import UserError
 from crispseg.models.backbone_folder import is_backbone_folder, load_backbone, read_backbone
 from crispseg.outputs import only_one
 from crispseg.pretrain import loop
-from crispseg.pretrain.config import config_from
+from crispseg.pretrain.config import config_from, pretrain_config
 from crispseg.pretrain.pictures import Pictures
 from crispseg.pretrain.sources import open_source
 from crispseg.train.log import read_metrics
@@ -179,3 +179,16 @@ def test_pictures_in_a_cache_are_those_of_the_files(tmp_path):
     for number in range(12):
         shutil.copy(data / "kind1" / f"p{number}.png", data / "kind0")
     assert not torch.equal(held(), before), "the files changed, and no name did"
+
+
+def test_configs_and_checkpoints_of_wrong_types(tmp_path):
+    """Found by the fuzz campaign."""
+    for part in ("optimizer: [1]", "schedule: x", "sets: [3]\ndata: x"):
+        (tmp_path / "c.yaml").write_text(f"{part}\n")
+        with pytest.raises(UserError):
+            pretrain_config(tmp_path / "c.yaml")
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text(yaml.safe_dump(toys.settings(run, {"path": "x"})))
+    with pytest.raises(UserError, match="leaves nothing open"):
+        loop.resume(run)

@@ -173,3 +173,10 @@ def test_places_of_a_damaged_report(listed, message, tmp_path):
     (tmp_path / "places.json").write_text(json.dumps(listed))
     with pytest.raises(UserError, match=message):
         read_places(tmp_path)
+
+
+def test_a_config_that_is_none_is_told(tmp_path):
+    """Found by the fuzz campaign."""
+    (tmp_path / "config.yaml").write_text("model: [1]\n")
+    with pytest.raises(UserError, match="model"):
+        run_state(tmp_path)

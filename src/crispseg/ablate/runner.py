@@ -20,10 +20,13 @@ import torch
 
 from crispseg.ablate.plan import Run
 from crispseg.ablate.store import Store
+from crispseg.errors import UserError
 from crispseg.train.config import write_config
+from crispseg.train.data_record import describe, digest
 from crispseg.train.log import METRICS
 from crispseg.train.loop import batch_settings
 from crispseg.train.run_folder import CONFIG, ENVIRONMENT, PROTOCOL, RESULT
+from crispseg.train.setup import open_data
 
 Say = Callable[[str], None]
 _SMALL_FILES = (CONFIG, ENVIRONMENT, PROTOCOL, METRICS, RESULT)
@@ -90,6 +93,7 @@ class Runner:
 
     def run(self, runs: Sequence[Run]) -> list[str]:
         """What went wrong, one sentence per failed run."""
+        self._check_data(runs)
         before = signal.signal(signal.SIGTERM, _interrupt)
         pool = ThreadPoolExecutor(self.together)
         try:
@@ -103,6 +107,23 @@ class Runner:
             for worker in self._idle:
                 worker.end()
             signal.signal(signal.SIGTERM, before)
+
+    def _check_data(self, runs: Sequence[Run]) -> None:
+        """Refuse to set new runs beside finished ones that learnt from other pixels or labels."""
+        if all(self.store.find(run) is not None for run in runs):
+            return
+        now: dict[str, str] = {}
+        for run in runs:
+            before, key = self.store.data_of(run), repr(run.config.data)
+            if before is None:
+                continue
+            now[key] = now.get(key) or digest(describe(open_data(run.config)))
+            if now[key] != before:
+                raise UserError(
+                    f"{run.title} is finished, and the data in {run.config.data.path} has changed since: rows of one "
+                    "table would not belong together. Choose another --out, or remove the run from "
+                    f"{self.store.path}"
+                )
 
     def _groups(self, runs: Sequence[Run]) -> list[list[Run]]:
         """What a process trains at once, in the order of the runs; a run that was begun goes on by itself."""

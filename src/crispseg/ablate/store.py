@@ -14,6 +14,7 @@ from crispseg.errors import UserError
 from crispseg.files import write_json
 from crispseg.outputs import check_existing
 from crispseg.reading import read_json
+from crispseg.train.data_record import recorded_digest
 from crispseg.train.run_folder import read_result
 
 RESULTS = "results.json"
@@ -71,14 +72,23 @@ class Store:
 
     def find(self, run: Run) -> dict[str, Any] | None:
         """The result of this run, or of one that was the same before settings were added to the program."""
+        entry = self._entry(run)
+        return None if entry is None else _result(entry)
+
+    def data_of(self, run: Run) -> str | None:
+        """What tells the data that a finished run learnt from; earlier versions did not note it."""
+        found = (self._entry(run) or {}).get("data")
+        return found if isinstance(found, str) else None
+
+    def _entry(self, run: Run) -> dict[str, Any] | None:
         if run.name in self.runs:
-            return _result(self.runs[run.name])
+            return self.runs[run.name]
         name = run.config.model.name
         alike = [entry for entry in self.runs.values() if entry["description"]["model"]["name"] == name]
         if not alike:
             return None
         defaults = default_description(name)
-        return next((_result(e) for e in alike if same(e["description"], run.description, defaults)), None)
+        return next((entry for entry in alike if same(entry["description"], run.description, defaults)), None)
 
     def add(self, run: Run) -> dict[str, Any]:
         """Take in the result of a run that has just finished, and give it."""
@@ -102,7 +112,7 @@ class Store:
 
     def _take(self, run: Run) -> None:
         result = read_result(run.folder)
-        self.runs[run.name] = {"description": run.description, "result": result}
+        self.runs[run.name] = {"description": run.description, "result": result, "data": recorded_digest(run.folder)}
         self.failed.pop(run.name, None)
 
     def _write(self) -> None:

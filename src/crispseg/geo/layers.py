@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from crispseg.errors import UserError
 from crispseg.geo.grid import Grid
 from crispseg.geo.lonlat import to_lonlat
+from crispseg.geo.ogr import heeding_failures
 from crispseg.geo.style import Style, add_style_to_geopackage
 
 LAYER = "classes"
@@ -62,7 +63,7 @@ class _Ogr:
         # GeoPackage notes when it was written; the same map shall have the same bytes
         pyogrio.set_gdal_config_options({"OGR_CURRENT_DATE": "1970-01-01T00:00:00Z"})
         try:
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), heeding_failures():
                 warnings.filterwarnings("ignore", "'crs' was not provided")  # the user was told already
                 pyogrio.raw.write(
                     self.path,

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import itertools
 import math
+import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -68,7 +69,7 @@ def write_polygons(
 
     tolerance = choice.simplify / (math.sqrt(math.prod(grid.pixel_size())) if grid.area_unit == "m2" else 1.0)
     try:
-        with explaining_failure(path, DataLayerError, DataSourceError, FeatureError):
+        with explaining_failure(path, DataLayerError, DataSourceError, FeatureError, sqlite3.Error):
             rows = sieved(bands, grid, choice.min_area) if choice.min_area else bands()
             regions = find_regions(rows, grid, tolerance)
             count = _write(open_layer(aside, grid, style), regions, grid, style, with_confidence)

@@ -143,11 +143,25 @@ def open_raster(path: str, drivers: tuple[str, ...] = ()) -> Any:
         if is_remote(path) and not exists(path):
             raise UserError(f"there is no {path}") from error
         raise UserError(f"{path} cannot be read as a raster: {_one_line(error)}") from error
+    _check_neighbours(dataset, path)
     if not dataset.count:
         inside = ", ".join(dataset.subdatasets[:3])
         dataset.close()
         raise UserError(f"{path} has no bands of its own" + (f"; name one of {inside}" if inside else ""))
     return dataset
+
+
+def _check_neighbours(dataset: Any, path: str) -> None:
+    """Ask once what GDAL finds out late, from masks and notes beside the file."""
+    from rasterio._err import CPLE_BaseError
+    from rasterio.errors import RasterioError
+
+    try:
+        with quiet():
+            _ = dataset.mask_flag_enums, dataset.colorinterp  # the second raises what went wrong in the first
+    except (CPLE_BaseError, RasterioError) as error:
+        dataset.close()
+        raise UserError(f"{path}, or a file beside it, is damaged: {_one_line(error)}") from error
 
 
 def raster_files(dataset: Any, path: str) -> tuple[str, ...]:

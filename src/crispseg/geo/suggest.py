@@ -20,11 +20,12 @@ from numpy.typing import NDArray
 from crispseg.errors import UserError
 from crispseg.geo.gdal import bounded_cache
 from crispseg.geo.grid import Grid
+from crispseg.geo.ogr import heeding_failures
 from crispseg.geo.reader import explaining_damage, grid_of, open_raster
 from crispseg.geo.regions import MapRows, find_regions
 from crispseg.geo.style import add_style_to_geopackage
 from crispseg.geo.vectorize import check_fit, read_style
-from crispseg.geo.writer import NODATA
+from crispseg.geo.writer import NODATA, explaining_failure
 from crispseg.outputs import making, refuse_inputs, there
 from crispseg.raster.products import SURE
 from crispseg.raster.source import Window
@@ -211,9 +212,11 @@ def _polygon(grid: Grid, polygon: Any) -> Any:
 
 def _write(path: Path, layer: str, shapes: list[Any], columns: dict[str, NDArray[Any]], grid: Grid) -> None:
     import shapely
+    from pyogrio.errors import DataLayerError, DataSourceError
     from pyogrio.raw import write
 
-    with warnings.catch_warnings():
+    failures = (DataLayerError, DataSourceError)
+    with explaining_failure(path, *failures), warnings.catch_warnings(), heeding_failures():
         warnings.filterwarnings("ignore", "'crs' was not provided")
         write(
             path,

@@ -23,7 +23,7 @@ from crispseg.geo.scenes import Reading, Scene, open_scene
 from crispseg.geo.stac.read import SourceItem
 from crispseg.geo.stac.write import Made, item_path, map_item
 from crispseg.models.base import SegmentationModel
-from crispseg.outputs import Workplace, claiming, refuse_inputs, there, work_folder
+from crispseg.outputs import Workplace, claiming, is_unfinished, refuse_inputs, there, work_folder
 from crispseg.predict.bands import Pace
 from crispseg.predict.engines import Engine
 from crispseg.predict.journal import MOVES, Journal
@@ -266,6 +266,8 @@ def _finished(
     if noted is None or list(noted[0]) != list(outputs):
         return None
     made, values = noted
+    if not all(is_unfinished(Path(name).name) for name in made.values()):  # not a note of ours
+        return None
     folders = {
         what: places[path].folder if path in places and what == "polygons" else journal.folder
         for what, path in outputs.items()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from crispseg import config as configs
 from crispseg.configs import find_config
@@ -97,14 +97,24 @@ def pretrain_config(path: str | Path | None, words: Iterable[str] = ()) -> Pretr
 def config_from(values: Mapping[str, Any], words: Iterable[str] = ()) -> PretrainConfig:
     over = configs.parse_overrides([_spelt_out_word(word) for word in words])
     spelt = _with_places(configs.merge(_spelt_out(values), over))
-    optimizer = {"lr": 1e-3, **spelt.get("optimizer", {})}
-    schedule = {"decay": "cosine", **spelt.get("schedule", {})}
+    parts = configs.checked(_Parts, spelt, "the config")
+    optimizer = {"lr": 1e-3, **parts.get("optimizer", {})}
+    schedule = {"decay": "cosine", **parts.get("schedule", {})}
     for given, dropped in (("steps", "epochs"), ("epochs", "steps")):  # a word on the command line beats the file's
         if given in over.get("schedule", {}) and dropped not in over["schedule"]:
             schedule[dropped] = None
     config = configs.build(PretrainConfig, {**spelt, "optimizer": optimizer, "schedule": schedule})
     check(config)
     return config
+
+
+class _Parts(TypedDict, total=False):
+    optimizer: dict[str, Any]
+    schedule: dict[str, Any]
+
+
+class _Place(TypedDict):
+    path: str
 
 
 def _spelt_out(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,7 +132,7 @@ def _with_places(values: Mapping[str, Any]) -> dict[str, Any]:
     spelt = dict(values)
     if "data" in spelt:
         place = str(spelt.pop("data"))
-        given = spelt.get("sets") or [{"path": "."}]
+        given: list[_Place] = configs.checked(list[_Place], spelt.get("sets") or [{"path": "."}], "sets")
         spelt["sets"] = [{**one, "path": str(Path(place) / one["path"])} for one in given]
     return spelt
 

@@ -30,7 +30,7 @@ from crispseg.pretrain.step import PretrainStepper
 from crispseg.pretrain.teacher import MEAN, STD, Teacher
 from crispseg.reading import read_json
 from crispseg.train import run_folder
-from crispseg.train.checkpoint import LAST, load_checkpoint, remove_leftovers, save_checkpoint
+from crispseg.train.checkpoint import LAST, Sums, load_checkpoint, remove_leftovers, save_checkpoint
 from crispseg.train.data_record import check_data, record_data
 from crispseg.train.distributed import Processes, is_first, join_processes
 from crispseg.train.finish import Result
@@ -105,7 +105,10 @@ def _go_on(run: Path, words: Sequence[str], quiet: bool) -> Pretrained:
     if "sets" not in values:
         raise UserError(f"{run} is no pretraining run; continue it with `crisp train --resume {run}`")
     config = config_from(values, words)
-    state = load_checkpoint(run / LAST) if (run / LAST).exists() else None
+    chosen = (config.schedule.steps, config.schedule.warmup, config.batch_size, config.score_every, config.precision)
+    if None in chosen:
+        raise UserError(f"{run / run_folder.CONFIG} is damaged: a run's config leaves nothing open")
+    state = load_checkpoint(run / LAST, _State) if (run / LAST).exists() else None
     with join_processes(choose_device(config.device)) as processes, StopRequest().listening() as stop:
         sets = open_sets(config)
         trainer = Pretrainer(config, sets, processes, stop)
@@ -337,6 +340,16 @@ class Pretrainer:
             f"{self.config.precision}; {self.steps} steps of {self.config.batch_size} pictures of {sides} px\n"
             f"{sets}\nrun folder {self.out}"
         )
+
+
+class _State(TypedDict):
+    """What a checkpoint holds; `PretrainStepper` knows more of its parts."""
+
+    step: int
+    meter: Sums
+    scores: dict[str, float]
+    seconds: float
+    pictures: dict[str, list[int]]
 
 
 class _Ended(TypedDict):

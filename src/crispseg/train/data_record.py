@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -26,13 +28,27 @@ def check_data(run: Path, described: Mapping[str, str], where: str) -> None:
     if not path.exists():
         record_data(run, described)
         return
-    before: dict[str, str] = configs.checked(dict[str, dict[str, str]], read_json(path), str(path)).get("files", {})
-    what = changed(before, described)
+    what = changed(_recorded(path), described)
     if what:
         raise UserError(
             f"the data in {where} is not what this run began with: {what}; the weights and the model's means "
             f"would no longer belong together. Begin a new run, or remove {path} to go on all the same"
         )
+
+
+def recorded_digest(run: Path) -> str | None:
+    """The run's record in a word; None where it has none."""
+    path = run / DATA
+    return digest(_recorded(path)) if path.exists() else None
+
+
+def digest(described: Mapping[str, str]) -> str:
+    return hashlib.blake2b(json.dumps(sorted(described.items())).encode(), digest_size=16).hexdigest()
+
+
+def _recorded(path: Path) -> dict[str, str]:
+    found: dict[str, str] = configs.checked(dict[str, dict[str, str]], read_json(path), str(path)).get("files", {})
+    return found
 
 
 def describe(folder: Folder) -> dict[str, str]:

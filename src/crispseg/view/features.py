@@ -62,9 +62,12 @@ class Features:
             meta, _, geometries, values = pyogrio.raw.read(
                 self.path, layer=self.layer, bbox=bounds, max_features=MOST + 1
             )
+            shapes = shapely.from_wkb(geometries, on_invalid="ignore")
         if len(geometries) > MOST:
             return json.dumps({"type": "FeatureCollection", "features": [], "many": True})
-        shapes = shapely.transform(shapely.from_wkb(geometries), self._to_degrees)
+        shapes[~np.isfinite(shapely.bounds(shapes)).all(axis=1)] = None  # nowhere to be drawn
+        shapes = shapely.transform(shapes, self._to_degrees)
+        shapes[~np.isfinite(shapely.bounds(shapes)).all(axis=1)] = None
         tolerance = 360 / TILE / 2**zoom / 2
         shapes = shapely.simplify(shapes, tolerance)
         columns = {str(name): column for name, column in zip(meta["fields"], values, strict=True)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from fastapi import HTTPException, Response
 
@@ -44,7 +44,7 @@ def run_app(folder: Path) -> FastAPI:
 
 def run_state(folder: Path) -> dict[str, Any]:
     records = read_metrics(folder / METRICS)
-    config = configs.read_yaml(folder / "config.yaml")
+    config: _Config = configs.checked(_Config, configs.read_yaml(folder / "config.yaml"), str(folder / "config.yaml"))
     latest: dict[str, Any] = next((record for record in reversed(records) if "val/mIoU" in record), {})
     log = folder / METRICS
     return {
@@ -66,8 +66,16 @@ def run_state(folder: Path) -> dict[str, Any]:
     }
 
 
+class _Config(TypedDict, total=False):
+    """Of a run's config, what is shown."""
+
+    model: dict[str, Any]
+    data: dict[str, Any]
+    schedule: dict[str, Any]
+
+
 def _curve(records: list[dict[str, Any]], name: str) -> Curve:
-    return [(record["step"], record[name]) for record in records if record.get(name) is not None]
+    return [(record["step"], record[name]) for record in records if isinstance(record.get(name), int | float)]
 
 
 def thinned(curve: Curve) -> Curve:

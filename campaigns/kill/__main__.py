@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib
 import os
 import random
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -14,7 +16,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from campaigns.kill.cases import cases
+import torch
+
+from campaigns.kill import disk
+from campaigns.kill.cases import Case, cases
 from campaigns.kill.rounds import Round, Whole, play, run_whole
 from campaigns.record import about
 from crispseg.files import write_json, write_text
@@ -27,10 +32,14 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the number of the first round, to play one again")
     parser.add_argument("--minutes", type=float, help="begin no round after so many")
     parser.add_argument("--cases", nargs="+", choices=tuple(cases()), help="only these (all, ray and ablate seldom)")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="leave the files of rounds with differences there")
     parser.add_argument("--out", type=Path, metavar="FILE", help="record as FILE.json and FILE.md")
     args = parser.parse_args()
+    if disk.library() is None and disk.PRELOADED not in os.environ:
+        return with_failing_disk()
+    torch.set_num_threads(1)  # threads of this process would not be there in its children
     with tempfile.TemporaryDirectory(prefix="crisp-kill-") as folder:
-        rounds, seconds = play_all(args, Path(folder))
+        rounds, seconds = play_all(args, args.keep or Path(folder))
     faults = [(number, each) for number, each in rounds.items() if each.faults]
     said = (
         f"{len(rounds)} rounds of seed {args.seed}: {sum(r.kills for r in rounds.values())} kills, "
@@ -42,8 +51,26 @@ def main() -> int:
     return 1 if faults else 0
 
 
+def with_failing_disk() -> int:
+    """The same command once more, in a process whose libraries all write to a disk that can fail."""
+    with disk.compiled() as more:
+        command = [sys.executable, "-m", "campaigns.kill", *sys.argv[1:]]
+        return subprocess.run(command, env={**os.environ, disk.PRELOADED: "", **more}).returncode
+
+
+def able(case: Case) -> bool:
+    """Import what the case needs; cases for which something is not installed are left out, and that is said."""
+    try:
+        for name in case.needs:
+            importlib.import_module(name)
+    except ImportError as error:
+        print(f"{case.name} is left out: {error}", file=sys.stderr)
+        return False
+    return True
+
+
 def play_all(args: argparse.Namespace, folder: Path) -> tuple[dict[int, Round], float]:
-    known = {name: case for name, case in cases().items() if name in (args.cases or cases())}
+    known = {name: case for name, case in cases().items() if name in (args.cases or cases()) and able(case)}
     names, weights = list(known), [case.weight for case in known.values()]
     wholes: dict[str, Whole] = {}
     rounds: dict[int, Round] = {}
@@ -64,14 +91,15 @@ def play_all(args: argparse.Namespace, folder: Path) -> tuple[dict[int, Round], 
 
 
 def tell(number: int, played: Round) -> None:
-    print(f"round {number} {played.case}: {'; '.join(played.troubles)}", flush=True)
+    print(f"round {number} {played.case}, {played.seconds:.0f} s: {'; '.join(played.troubles)}", flush=True)
     for fault in played.faults:
         print(f"  FAULT {fault}", flush=True)
 
 
 def record(path: Path, seed: int, rounds: dict[int, Round], said: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    facts: dict[str, Any] = {**about(), "seed": seed, "load": f"{os.getloadavg()[1]:.1f}"}
+    failing = "at any library's writes" if disk.library() is not None else "at Python's calls only"
+    facts: dict[str, Any] = {**about(), "seed": seed, "load": f"{os.getloadavg()[1]:.1f}", "failing disk": failing}
     rows = []
     for case in sorted({each.case for each in rounds.values()}):
         own = [each for each in rounds.values() if each.case == case]

@@ -12,6 +12,7 @@ import time
 import traceback
 from pathlib import Path
 
+from campaigns.kill import disk
 from campaigns.kill.cases import Case, Content
 from campaigns.kill.troubles import MARK, NONE, Trouble, choose, disturb, marked, meet
 from crispseg.errors import UserError
@@ -26,6 +27,7 @@ class Outcome:
     status: int  # of the process: one of the above, or minus the signal that ended it
     said: str
     calls: int
+    writes: int
     seconds: float
 
 
@@ -37,11 +39,13 @@ class Whole:
     changed: Content
     seconds: float
     calls: int
+    writes: int
 
 
 @dataclasses.dataclass
 class Round:
     case: str
+    seconds: float = 0.0
     troubles: list[str] = dataclasses.field(default_factory=list)
     kills: int = 0
     faults: list[str] = dataclasses.field(default_factory=list)
@@ -50,7 +54,7 @@ class Round:
 def run_whole(case: Case, folder: Path) -> Whole:
     """Undisturbed, with the inputs as they are made and as they are changed."""
     contents = []
-    outcome = Outcome(FAULT, "", 0, 0.0)
+    outcome = Outcome(FAULT, "", 0, 0, 0.0)
     for name in ("whole", "changed"):
         place = folder / name
         case.make(place)
@@ -60,21 +64,22 @@ def run_whole(case: Case, folder: Path) -> Whole:
         if outcome.status != DONE:
             raise RuntimeError(f"{case.name} fails by itself: {outcome.said}")
         contents.append(case.content(place))
-    return Whole(contents[0], contents[1], outcome.seconds, outcome.calls)
+    return Whole(contents[0], contents[1], outcome.seconds, outcome.calls, outcome.writes)
 
 
 def play(case: Case, whole: Whole, rng: random.Random, folder: Path) -> Round:
     case.make(folder)
+    begun = time.monotonic()
     played = Round(case.name)
     expected = whole.content
     for _ in range(rng.randint(1, 4)):
         if case.is_finished(folder):
             break
+        trouble = choose(rng, whole.seconds, whole.calls, whole.writes, case.name == "ray")
         if rng.random() < 0.12:
-            outcomes = run_two(case, folder)
+            outcomes = run_two(case, folder, trouble if rng.random() < 0.5 else NONE)
             played.troubles.append("two at once")
         else:
-            trouble = choose(rng, whole.seconds, whole.calls, case.name == "ray")
             outcomes = [run(case, folder, trouble)]
             played.troubles.append(str(trouble))
         played.troubles[-1] += f" ({', '.join(_WORDS.get(o.status, str(o.status)) for o in outcomes)})"
@@ -91,6 +96,7 @@ def play(case: Case, whole: Whole, rng: random.Random, folder: Path) -> Round:
             case.change(folder)
             expected, existing = _after_change(case, folder, whole, played)
     _end_in_peace(case, folder, expected, existing, played)
+    played.seconds = round(time.monotonic() - begun, 2)
     return played
 
 
@@ -135,10 +141,11 @@ def run(case: Case, folder: Path, trouble: Trouble, existing: str = "refuse") ->
     return outcome
 
 
-def run_two(case: Case, folder: Path) -> list[Outcome]:
-    """At once, on one output; both end, and one of them may be refused."""
-    children = [start(case, folder, NONE, "refuse", name) for name in ("one", "two")]
-    outcomes = [wait(child, folder, NONE, name) for child, name in zip(children, ("one", "two"), strict=True)]
+def run_two(case: Case, folder: Path, trouble: Trouble) -> list[Outcome]:
+    """At once, on one output; one of them may be refused, or in trouble."""
+    troubles = {"one": trouble, "two": NONE}
+    children = {name: start(case, folder, each, "refuse", name) for name, each in troubles.items()}
+    outcomes = [wait(children[name], folder, each, name) for name, each in troubles.items()]
     _end_what_was_started()
     return outcomes
 
@@ -160,7 +167,7 @@ def start(case: Case, folder: Path, trouble: Trouble, existing: str, name: str =
         os.setpgid(0, 0)
         os.environ[MARK] = str(os.getppid())
         _silence()
-        counter = meet(trouble)
+        counter = meet(trouble, folder)
         try:
             case.run(folder, existing)
             status = DONE
@@ -171,7 +178,7 @@ def start(case: Case, folder: Path, trouble: Trouble, existing: str, name: str =
         except BaseException:
             said = traceback.format_exc()
         descriptor = os.open(_note(folder, name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.write(descriptor, f"{counter.calls}\n{said}".encode()[:200_000])
+        os.write(descriptor, f"{counter.calls} {disk.writes()}\n{said}".encode()[:200_000])
     finally:
         os._exit(status)
 
@@ -182,11 +189,12 @@ def wait(child: int, folder: Path, trouble: Trouble, name: str = "one") -> Outco
     disturb_until_it_ends(child, trouble, begun)
     status = _wait(child, begun)
     note = _note(folder, name)
-    calls, _, said = note.read_text(errors="replace").partition("\n") if note.exists() else ("0", "", "")
+    counted, _, said = (note.read_text(errors="replace") if note.exists() else "").partition("\n")
+    calls, writes = map(int, counted.split() or (0, 0))
     code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
     if time.monotonic() - begun > _LONGEST:
-        return Outcome(FAULT, f"still running after {_LONGEST:.0f} s", 0, _LONGEST)
-    return Outcome(code, said, int(calls or 0), time.monotonic() - begun)
+        return Outcome(FAULT, f"still running after {_LONGEST:.0f} s", 0, 0, _LONGEST)
+    return Outcome(code, said, calls, writes, time.monotonic() - begun)
 
 
 def disturb_until_it_ends(child: int, trouble: Trouble, begun: float) -> None:

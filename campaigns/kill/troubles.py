@@ -16,6 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from campaigns.kill import disk
+
 MARK = "CRISP_KILL"  # in the environment of what a child starts
 MOMENTS = ("replace", "link", "unlink", "rmdir", "mkdir", "fsync")  # of the module os: where files come and go
 _WRITES = ("replace", "link", "mkdir", "fsync", "open")  # where a full or broken disk shows
@@ -32,9 +34,12 @@ class Trouble:
     before: bool = True
 
     def __str__(self) -> str:
+        name = errno.errorcode.get(self.error, "")
         details = {
             "moment": f"kill -9 {'before' if self.before else 'after'} call {self.call}",
-            "error": f"{errno.errorcode.get(self.error, '')} at write {self.call}",
+            "error": f"{name} at call {self.call}",
+            "write": f"{name} at write {self.call}",
+            "torn": f"kill -9 {'before' if self.before else 'in the middle of'} write {self.call}",
             "limit": f"files of at most {self.call} bytes",
         }
         return details.get(self.kind, f"{self.kind} after {self.after:.2f} s" if self.kind != "none" else "none")
@@ -43,21 +48,26 @@ class Trouble:
 NONE = Trouble("none")
 
 
-def choose(rng: random.Random, seconds: float, calls: int, over_ray: bool = False) -> Trouble:
-    """Some trouble for a run that takes so many seconds and calls of the system when it is left alone."""
-    kind = rng.choices(("kill", "moment", "term", "int", "error", "limit"), (30, 30, 8, 8, 16, 8))[0]
+KINDS = {"kill": 28, "moment": 20, "torn": 16, "term": 8, "int": 8, "error": 6, "write": 12, "limit": 6}
+
+
+def choose(rng: random.Random, seconds: float, calls: int, writes: int, over_ray: bool = False) -> Trouble:
+    """Some trouble for a run that takes so many seconds, calls of `os` and writes when it is left alone."""
+    kind = rng.choices(tuple(KINDS), tuple(KINDS.values()))[0]
     if over_ray and rng.random() < 0.7:
         kind = rng.choice(("ray worker", "ray head"))
     after = rng.uniform(0.02, 0.9) * seconds
-    call = rng.randint(1, max(1, calls))
+    call = rng.randint(1, max(1, writes if kind in ("write", "torn") else calls))
     if kind == "limit":
         call = int(2 ** rng.uniform(8, 17))
     return Trouble(kind, after, call, rng.choice((errno.ENOSPC, errno.EIO)), rng.random() < 0.5)
 
 
-def meet(trouble: Trouble) -> Counter:
-    """In the child, before it begins."""
+def meet(trouble: Trouble, folder: Path) -> Counter:
+    """In the child, before it begins to write below the folder."""
     counter = Counter(trouble)
+    instead = {"write": trouble.error, "torn": disk.KILL if trouble.before else disk.TEAR}
+    disk.watch(folder, trouble.call if trouble.kind in instead else -1, instead.get(trouble.kind, 0))
     if trouble.kind == "limit":
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (trouble.call, resource.RLIM_INFINITY))

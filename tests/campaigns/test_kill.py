@@ -1,5 +1,6 @@
 """A minute's share of the kill campaign, and that the campaign sees what it looks for."""
 
+import errno
 import os
 import random
 import signal
@@ -12,7 +13,7 @@ import pytest
 pytest.importorskip("rasterio")
 pytest.importorskip("resource")
 
-from campaigns.kill import rounds, troubles
+from campaigns.kill import disk, rounds, troubles
 from campaigns.kill.cases import cases
 
 from crispseg.errors import UserError
@@ -29,28 +30,29 @@ def campaign(*words):
 
 def test_a_share_of_the_campaign():
     """Some rounds of what is quick to start; `make campaign` plays them all."""
-    done = campaign("--seed", "21", "--rounds", "8", "--minutes", "0.4", "--cases", "predict", "prepare", "vectorize")
+    quick = ("predict", "prepare", "vector", "vectorize")
+    done = campaign("--seed", "21", "--rounds", "16", "--minutes", "0.4", "--cases", *quick)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert " 0 differences" in done.stdout
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["train", "exact", "ray", "ablate"])
+@pytest.mark.parametrize("case", ["train", "pretrain", "exact", "remote", "ray", "ablate", "export"])
 def test_a_share_of_what_takes_longer(case):
     done = campaign("--seed", "21", "--rounds", "3", "--minutes", "2", "--cases", case)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 
 def test_troubles_follow_from_seed_and_number():
-    drawn = [troubles.choose(random.Random(f"1/{n}"), 2.0, 50) for n in range(60)]
-    assert drawn == [troubles.choose(random.Random(f"1/{n}"), 2.0, 50) for n in range(60)]
-    assert {trouble.kind for trouble in drawn} == {"kill", "moment", "term", "int", "error", "limit"}
+    drawn = [troubles.choose(random.Random(f"1/{n}"), 2.0, 50, 90) for n in range(90)]
+    assert drawn == [troubles.choose(random.Random(f"1/{n}"), 2.0, 50, 90) for n in range(90)]
+    assert {trouble.kind for trouble in drawn} == set(troubles.KINDS)
 
 
 class Careless:
     """Writes in place and goes on with whatever is there."""
 
-    name, weight, refuses_change = "careless", 1, False
+    name, weight, refuses_change, needs = "careless", 1, False, ()
 
     def make(self, folder):
         (folder / "in").mkdir(parents=True, exist_ok=True)
@@ -94,4 +96,32 @@ def test_the_campaign_sees_carelessness(tmp_path):
 
 
 def test_every_case_is_known():
-    assert set(cases()) == {"predict", "exact", "ray", "train", "prepare", "vectorize", "ablate"}
+    maps, learning = {"predict", "exact", "ray", "remote", "vectorize"}, {"train", "pretrain", "ablate"}
+    assert set(cases()) == {*maps, *learning, "prepare", "vector", "export"}
+
+
+def test_the_disk_fails_whoever_writes(tmp_path):
+    """Also where Python is not asked: SQLite writes by itself."""
+    code = """
+import errno, pathlib, signal, sqlite3, sys
+from campaigns.kill import disk
+folder, at, what = pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+disk.watch(folder, at, what)
+with sqlite3.connect(folder / "x.db") as database:
+    database.execute("create table t (a)")
+print(disk.writes())
+"""
+    with disk.compiled() as more:
+        if not more:
+            pytest.skip("no compiler")
+
+        def run(at, what):
+            words = [sys.executable, "-c", code, str(tmp_path), str(at), str(what)]
+            paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+            environment = {**os.environ, "PYTHONPATH": paths, **more}
+            (tmp_path / "x.db").unlink(missing_ok=True)
+            return subprocess.run(words, env=environment, capture_output=True, text=True)
+
+        assert int(run(-1, 0).stdout) > 3
+        assert "disk I/O error" in run(2, errno.EIO).stderr
+        assert run(3, disk.TEAR).returncode == run(2, disk.KILL).returncode == -signal.SIGKILL

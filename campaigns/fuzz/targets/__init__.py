@@ -3,11 +3,13 @@
 A case damages one file of the folder and reads. It may succeed or raise a UserError; all else is a fault.
 """
 
-from campaigns.fuzz.targets import data, images, models, runs, scenes, texts
+from campaigns.fuzz.targets import data, images, learning, models, runs, scenes, shapes, texts
 from campaigns.fuzz.targets.base import Target
 
 __all__ = ["Target", "targets"]
 
 
 def targets() -> list[Target]:
-    return [target for room in (texts, images, data, models, runs, scenes) for target in room.targets()]
+    return [
+        target for room in (texts, images, data, models, runs, scenes, learning, shapes) for target in room.targets()
+    ]

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from tests.fakedata.folders import fake_own
 from tests.train import tiny
 
-from campaigns.fuzz.targets.base import Target
+from campaigns.fuzz.targets.base import Target, replaced
 from campaigns.fuzz.targets.models import small_model
 
-_RUN = ("run/last.pt", "run/last.pt", "run/config.yaml", "run/protocol.json")
+_FINISHED = ("result.json", "metrics.jsonl", "results.json", "config.yaml", "track.json")
+_RUN = ("run/last.pt", "run/last.pt", "run/config.yaml", "run/protocol.json", "run/data.json")
 
 
 def targets() -> list[Target]:
@@ -22,11 +20,14 @@ def targets() -> list[Target]:
     from crispseg.bench.result import read as read_bench
     from crispseg.train.log import read_metrics
     from crispseg.train.loop import resume
+    from crispseg.train.track.identity import known_id
+    from crispseg.view.run import run_state
 
     def finished(folder: Path) -> None:
         scores = {"mIoU": 0.5, "mF1": None, "OA": 0.75, "BF@3px": 0.25, "IoU": {"a": 0.5}}
         values = {"model": "m", "protocol": "p", "steps": 4, "best_step": 2, "last": scores, "best": scores}
-        (folder / "config.yaml").write_text("seed: 1\n")
+        (folder / "config.yaml").write_text("seed: 1\nmodel: {name: m}\ndata: {path: x}\nschedule: {steps: 4}\n")
+        (folder / "track.json").write_text(json.dumps({"mlflow": "abc"}))
         (folder / "result.json").write_text(json.dumps(values))
         lines = [{"step": step, "train/loss": 0.5, "lr": 1e-3} for step in range(5)]
         (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -36,11 +37,13 @@ def targets() -> list[Target]:
     def read_all(folder: Path) -> None:
         resume(folder)
         sum(record["step"] for record in read_metrics(folder / "metrics.jsonl"))
+        known_id(folder, "mlflow")
+        run_state(folder)
         for entry in Store(folder).runs.values():
             assert isinstance(entry["description"]["model"]["name"], str | None)
 
     return [
-        Target("finished run", finished, ("result.json", "metrics.jsonl", "results.json"), read_all),
+        Target("finished run", finished, _FINISHED, read_all),
         Target("bench result", _bench, ("r.json",), lambda folder: read_bench(folder / "r.json"), share=2),
         Target("stopped run", _stopped, _RUN, _take_up, share=1),
         Target("run to score", _run_to_score, ("run/protocol.json", "run/config.yaml"), _open_run, share=2),
@@ -73,7 +76,7 @@ def _stopped(folder: Path) -> None:
     config = config_from(
         tiny.settings(folder / "data", folder / "run", ema=0.9, model={"name": "crisp_nano", "options": small})
     )
-    with _replaced(loop.Trainer, "asked_to_stop", lambda trainer: True):
+    with replaced(loop.Trainer, "asked_to_stop", lambda trainer: True):
         loop.train(config)
 
 
@@ -87,18 +90,8 @@ def _take_up(folder: Path) -> None:
     large = (config.crop or 0) > 64 or (config.batch_size or 0) > 64
     if large or Path(config.data.path) != (folder / "data").resolve():
         raise UserError("another data folder, or work of minutes")
-    with _replaced(loop, "run_trainers", lambda trainers, outs, quiet: [loop.Result(outs[0])]):
+    with replaced(loop, "run_trainers", lambda trainers, outs, quiet: [loop.Result(outs[0])]):
         loop.resume(folder / "run")
-
-
-@contextlib.contextmanager
-def _replaced(owner: Any, name: str, stand_in: Any) -> Iterator[None]:
-    kept = getattr(owner, name)
-    setattr(owner, name, stand_in)
-    try:
-        yield
-    finally:
-        setattr(owner, name, kept)
 
 
 def _run_to_score(folder: Path) -> None:
@@ -112,7 +105,13 @@ def _run_to_score(folder: Path) -> None:
 
 
 def _open_run(folder: Path) -> None:
+    from crispseg import config as configs
+    from crispseg.errors import UserError
     from crispseg.evaluate.opening import Opened, open_data, training_notes
 
+    config = configs.read_yaml(folder / "run" / "config.yaml").get("data", {})
+    named = config.get("split") if isinstance(config, dict) else None
+    if isinstance(named, str) and folder.resolve() not in (folder / "run" / named).resolve().parents:
+        raise UserError("another split, which a config may name")
     opened = Opened(small_model(), "run", folder / "run")
     training_notes(opened, open_data(str(folder / "data"), [opened]), None)

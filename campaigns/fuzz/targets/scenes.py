@@ -16,7 +16,7 @@ def targets() -> list[Target]:
         def make(folder: Path) -> None:
             write(folder / name, profile.pop("dtype", "uint8"), 3, 40, **profile)
 
-        return Target(f"scene {name}", make, (name,), lambda folder: _read_scene(folder / name))
+        return Target(f"scene {name}", make, (name,), lambda folder: read_scene(folder / name))
 
     def make_vrt(folder: Path) -> None:
         write(folder / "inner.tif", "uint8", 3, 40)
@@ -25,7 +25,7 @@ def targets() -> list[Target]:
     return [
         scene("s.tif", tiled=True, blockxsize=16, blockysize=16, compress="deflate", crs="EPSG:32633"),
         scene("s.png", driver="PNG"),
-        Target("scene s.vrt", make_vrt, ("s.vrt", "inner.tif"), lambda folder: _read_scene(folder / "s.vrt"), share=2),
+        Target("scene s.vrt", make_vrt, ("s.vrt", "inner.tif"), lambda folder: read_scene(folder / "s.vrt"), share=2),
         Target("STAC item", _item, ("item.json",), lambda folder: _read_item(folder / "item.json")),
         Target("report to view", _report, ("places.json",), _read_report, share=2),
         Target("class map", _class_map, ("map.tif",), _vectorize, share=2),
@@ -41,7 +41,7 @@ _VRT = "<VRTDataset rasterXSize='40' rasterYSize='40'>" + "".join(
 ) + "</VRTDataset>"  # fmt: skip
 
 
-def _read_scene(path: Path) -> None:
+def read_scene(path: Path) -> None:
     """Open it for a model and read some windows, as tiles are read."""
     from tests.predict.standins import StandIn
 
@@ -72,7 +72,7 @@ def _read_item(path: Path) -> None:
 
     for scene in read_catalogue(str(path)):
         if Path(scene.path).parent == path.parent:  # what else it names is the command's to open
-            _read_scene(Path(scene.path))
+            read_scene(Path(scene.path))
 
 
 def _report(folder: Path) -> None:

@@ -28,6 +28,7 @@ _SPLIT = "name,split\nsite0_part0,train\nsite0_part1,train\nsite1_part0,val\n"
 
 
 def targets() -> list[Target]:
+    from crispseg.ablate.plan import read_data_sets
     from crispseg.ablate.table import read_table
     from crispseg.data.classes import read_class_table
     from crispseg.data.split import read_split
@@ -41,6 +42,7 @@ def targets() -> list[Target]:
 
     lines = "seed=1\nschedule.steps=3\nmodel.options={dim: 32}\noptimizer.betas=[0.9, 0.99]\ndata=x\n"
     yaml_classes = "classes:\n- {name: a, id: 0, colour: [1, 2, 3]}\n- {name: b, id: 1, colour: [4, 5, 6]}\n"
+    json_classes = '[{"name": "a", "id": 0, "colour": [1, 2, 3]}, {"name": "b", "id": 1, "colour": [4, 5, 6]}]'
     names = ["site0_part0", "site0_part1", "site1_part0"]
     return [
         Target("config", write("config.yaml", _CONFIG), ("config.yaml",), lambda f: train_config(f / "config.yaml")),
@@ -48,5 +50,7 @@ def targets() -> list[Target]:
         Target("table", write("table.yaml", _TABLE), ("table.yaml",), lambda f: read_table(f / "table.yaml")),
         Target("classes.csv", write("c.csv", _CLASSES), ("c.csv",), lambda f: read_class_table(f / "c.csv")),
         Target("classes.yaml", write("c.yaml", yaml_classes), ("c.yaml",), lambda f: read_class_table(f / "c.yaml")),
+        Target("classes.json", write("c.json", json_classes), ("c.json",), lambda f: read_class_table(f / "c.json"), 2),
+        Target("data of a table", write("d.yaml", _CONFIG), ("d.yaml",), lambda f: read_data_sets([str(f / "d.yaml")])),
         Target("split", write("split.csv", _SPLIT), ("split.csv",), lambda f: read_split(f / "split.csv", names)),
     ]

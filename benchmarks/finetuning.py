@@ -25,6 +25,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import scipy.stats
+
 SETS = {
     "vaihingen fold 0": ("vaihingen_fragment", "vaihingen_fragment/fold0", "[near_infrared, red, green]"),
     "vaihingen fold 1": ("vaihingen_fragment", "vaihingen_fragment/fold1", "[near_infrared, red, green]"),
@@ -34,7 +36,6 @@ SETS = {
     "nz_buildings": ("nz_buildings", "null", "[red, green, blue]"),
 }
 SCRATCH = "none"
-_T95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57}  # Student's t at 97.5 percent, by degrees of freedom
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -164,15 +165,14 @@ def summary(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         kinds = sorted({run["kind"] for run in runs if run["model"] == model})
         for tuned in [kind for kind in kinds if not kind.startswith("scratch")]:
             for scratch in [kind for kind in kinds if kind.startswith("scratch")]:
-                gains: list[float] = []
+                every: list[tuple[float, float]] = []
                 for name in sets:
                     pairs = paired(runs, model, name, tuned, scratch)
                     if pairs:
                         rows.append(row(model, name, tuned, scratch, pairs))
-                        gains.append(rows[-1]["gain"])
-                if gains:
-                    whole = {"set": "mean of sets", "gain": statistics.mean(gains), "pairs": len(gains)}
-                    rows.append({"model": model, "tuned": tuned, "scratch": scratch, **whole})
+                        every += pairs
+                if every:
+                    rows.append(row(model, "all pairs", tuned, scratch, every))
     return rows
 
 
@@ -192,7 +192,7 @@ def paired(
 def row(model: str, name: str, tuned: str, scratch: str, pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
     gains = [a - b for a, b in pairs]
     spread = statistics.stdev(gains) if len(gains) > 1 else None
-    half = None if spread is None else _T95.get(len(gains) - 1, 1.96) * spread / len(gains) ** 0.5
+    half = None if spread is None else float(scipy.stats.t.ppf(0.975, len(gains) - 1)) * spread / len(gains) ** 0.5
     means = {"tuned_mIoU": statistics.mean(a for a, _ in pairs), "scratch_mIoU": statistics.mean(b for _, b in pairs)}
     gain = {"gain": statistics.mean(gains), "half_interval": half, "pairs": len(pairs)}
     return {"model": model, "set": name, "tuned": tuned, "scratch": scratch, **means, **gain}
@@ -201,8 +201,7 @@ def row(model: str, name: str, tuned: str, scratch: str, pairs: Sequence[tuple[f
 def markdown(rows: Sequence[dict[str, Any]], failed: Sequence[str]) -> str:
     lines = ["| model | data | fine-tuned | scratch | gain, 95 % | pairs |", "|---|---|---|---|---|---|"]
     for r in rows:
-        both = [f"{r[k]:.2f} ({r[k.partition('_')[0]]})" if k in r else r[k.partition("_")[0]]
-                for k in ("tuned_mIoU", "scratch_mIoU")]  # fmt: skip
+        both = [f"{r[f'{kind}_mIoU']:.2f} ({r[kind]})" for kind in ("tuned", "scratch")]
         interval = f" ± {r['half_interval']:.2f}" if r.get("half_interval") is not None else ""
         lines.append(
             f"| {r['model']} | {r['set']} | {both[0]} | {both[1]} | {r['gain']:+.2f}{interval} | {r['pairs']} |"

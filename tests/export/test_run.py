@@ -81,6 +81,7 @@ def test_a_package_compiled_ahead_of_time_answers(tmp_path, model):
 
 def test_what_fails_its_check_leaves_no_file(tmp_path, model, monkeypatch):
     monkeypatch.setitem(verify.BOUNDS, "float32", 1e-30)
+    monkeypatch.setattr(verify, "_COARSEST", 1e-30)
     with pytest.raises(crispseg.UserError, match="is not the model"):
         export(model, tmp_path / "m.onnx", size=(32, 32), batch=1)
     assert not list(tmp_path.iterdir())
@@ -103,6 +104,29 @@ def test_networks_with_nodes_torch_must_take_apart_are_exported_too(tmp_path):
     odd.name, odd.options, odd.num_classes, odd.in_channels = "odd", {}, 2, 3
     odd.info = small_model().info.__class__(mean=(1.0,) * 3, std=(2.0,) * 3)
     assert export(odd, tmp_path / "m.onnx").error < 1e-5
+
+
+def test_a_model_that_rounds_coarsely_is_as_far_from_its_file(tmp_path):
+    """Its float32 is further from its float64 than the bound: the file's rounding is another, and as good."""
+
+    class Coarse(crispseg.models.base.SegmentationModel):
+        def __init__(self):
+            super().__init__()
+            self.mix, self.head = torch.nn.Conv2d(3, 64, 3, padding=1), torch.nn.Conv2d(64, 3, 1)
+
+        def forward(self, image):
+            mixed = self.mix(image) + 3e3
+            return self.head(mixed - mixed.mean((2, 3), keepdim=True))
+
+    torch.manual_seed(0)
+    coarse = Coarse().eval()
+    coarse.name, coarse.options, coarse.num_classes, coarse.in_channels = "coarse", {}, 3, 3
+    coarse.info = small_model().info
+    assert export(coarse, tmp_path / "m.onnx", size=(90, 70), batch=1).error < 2e-3
+    with torch.no_grad():
+        coarse.head.weight.mul_(torch.tensor(float("nan")))
+    with pytest.raises(crispseg.UserError, match="is not the model"):
+        export(coarse, tmp_path / "nan.onnx", size=(90, 70), batch=1)
 
 
 @pytest.mark.parametrize(

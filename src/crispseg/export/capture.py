@@ -126,8 +126,24 @@ def _kept(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = Fals
 
 
 def _averaged(x: Tensor, size: Any) -> Any:
-    whole = size == 1 or (isinstance(size, Sequence) and tuple(size) == (1, 1))
-    return x.mean((-2, -1), keepdim=True) if whole else NotImplemented
+    """Adaptive pooling. Where the image's size is a symbol, torch would write down the cells of the one it was captured
+    with; as products with matrices that follow from the size they are right for any."""
+    height, width = x.shape[-2:]
+    rows, columns = size if isinstance(size, Sequence) else (size, size)
+    rows, columns = height if rows is None else rows, width if columns is None else columns
+    if (rows, columns) == (1, 1):
+        return x.mean((-2, -1), keepdim=True)
+    if not isinstance(height, torch.SymInt) and not isinstance(width, torch.SymInt):
+        return NotImplemented
+    return _cells(rows, height, x) @ x @ _cells(columns, width, x).transpose(0, 1)
+
+
+def _cells(count: Any, length: Any, like: Tensor) -> Tensor:
+    """(count, length): the mean of each cell as a row. Cell i reaches from floor(i L / n) to ceil((i + 1) L / n)."""
+    cell, place = torch.arange(count)[:, None], torch.arange(length)
+    inside = torch.logical_and(cell * length < (place + 1) * count, place * count < (cell + 1) * length)
+    weights = torch.ops.aten._to_copy.default(inside, dtype=like.dtype)
+    return weights / weights.sum(1, keepdim=True)
 
 
 _REWRITTEN: dict[str, Handler] = {

@@ -42,7 +42,8 @@ def to_onnx(program: torch.export.ExportedProgram, output: str, metadata: Mappin
     import onnx_ir
 
     model = _translated(program)
-    _shrink(model)
+    with _quietly():
+        _shrink(model)
     _name(model, OUTPUTS[output])
     model.metadata_props.clear()
     model.metadata_props.update(metadata)

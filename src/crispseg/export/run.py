@@ -93,6 +93,10 @@ def export(
         model = load(model)
     if model.normalises:
         raise UserError("this model is an exported file already; export the model it was made from")
+    if model.one_size_because and chosen.size is None:
+        raise UserError(
+            f"{model.name} can be exported for one size only, as {model.one_size_because}; give --size HEIGHT WIDTH"
+        )
     start = time.monotonic()
     tell = say or (lambda _: None)
     with making(target, existing) as aside:
@@ -173,7 +177,7 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def _truth(model: SegmentationModel, choice: Choice) -> verify.Answer:
+def _truth(model: SegmentationModel, choice: Choice) -> Deployed:
     """What the model itself says, as it is, in float32 on the CPU."""
     own = copy.deepcopy(model).to("cpu", torch.float32).eval().requires_grad_(False)
     return Deployed(own, model, choice.output, torch.float32).eval()

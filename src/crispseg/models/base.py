@@ -57,6 +57,7 @@ class SegmentationModel(nn.Module):
     num_classes: int = 0
     in_channels: int = 0
     normalises: bool = False  # whether it takes raw pixels and normalises them itself, as exported files do
+    one_size_because: str = ""  # why it can be exported for one size of image only; empty: it can for any
     options: dict[str, Any]
     info: ModelInfo
     training_only: tuple[str, ...] = ()  # parts that evaluation does without, such as auxiliary heads

@@ -99,6 +99,7 @@ class Decoder(nn.Module):
 
 
 class PyramidMamba(Peer):
+    one_size_because = "its scan takes as many steps as the image has tokens"
     authors_names = (
         (r"^backbone\.layers_", "backbone.layers."),
         (r"\.pool_layers\.0\.0\.", ".pool_layers.0."),

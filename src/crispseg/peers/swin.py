@@ -7,6 +7,7 @@ fits into one window. Checkpoints give their authors' outputs only in their own 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -54,7 +55,7 @@ class Swin(nn.Module):
 
     def forward(self, image: Tensor) -> list[Tensor]:
         height, width = image.shape[-2:]
-        image = F.pad(image, (0, -width % PATCH, 0, -height % PATCH))
+        image = F.pad(image, (0, missing(width, PATCH), 0, missing(height, PATCH)))
         x = self.patch_embed.norm(to_channels_last(self.patch_embed.proj(image)))  # (B, H, W, C)
         features = []
         for i, stage in enumerate(self.layers):
@@ -64,7 +65,8 @@ class Swin(nn.Module):
         return features
 
     def run_stage(self, stage: Any, x: Tensor) -> Tensor:
-        x = stage.downsample(x)
+        if not isinstance(stage.downsample, nn.Identity):
+            x = stage.downsample(F.pad(x, (0, 0, 0, missing(x.shape[2], 2), 0, missing(x.shape[1], 2))))
         size = (x.shape[1], x.shape[2])
         window = int(stage.blocks[0].attn.window_size[0])
         shift = self.shift(size, window)
@@ -85,13 +87,18 @@ class Swin(nn.Module):
     ) -> Tensor:
         """Attention inside (shifted) windows of a map (B, H, W, C) of any size."""
         height, width = x.shape[1:3]
-        padding = (0, 0, 0, -width % window, 0, -height % window)
+        padding = (0, 0, 0, missing(width, window), 0, missing(height, window))
         back = (-shift[0], -shift[1])
         x = roll(F.pad(x, padding), back) if self.pad_first else F.pad(roll(x, back), padding)
-        padded_size = (x.shape[1], x.shape[2])
         windows = attention(partition(x, window), mask)
-        x = assemble(windows, window, padded_size)
+        x = assemble(windows, window, x.shape)
         return roll(x, shift)[:, :height, :width] if self.pad_first else roll(x[:, :height, :width], shift)
+
+
+def missing(length: int, step: int) -> int:
+    """What `length` lacks to the next multiple. With a size that is a symbol, sums and products of a quotient stay
+    short where those of a remainder grow with every stage, until torch.export does not come back from them."""
+    return (length + step - 1) // step * step - length
 
 
 def roll(x: Tensor, shift: tuple[int, int]) -> Tensor:
@@ -102,21 +109,22 @@ def partition(x: Tensor, window: int) -> Tensor:
     """(B, H, W, C) -> (B * windows, window^2, C); H and W are multiples of the window."""
     batch, height, width, channels = x.shape
     x = x.view(batch, height // window, window, width // window, window, channels)
-    return x.transpose(2, 3).reshape(-1, window * window, channels)
+    windows = batch * (height // window) * (width // window)  # as for `missing`: no -1 where a size may be a symbol
+    return x.transpose(2, 3).reshape(windows, window * window, channels)
 
 
-def assemble(windows: Tensor, window: int, size: tuple[int, int]) -> Tensor:
-    """(B * windows, window^2, C) -> (B, H, W, C)."""
-    height, width = size
-    x = windows.view(-1, height // window, width // window, window, window, windows.shape[-1])
-    return x.transpose(2, 3).reshape(-1, height, width, windows.shape[-1])
+def assemble(windows: Tensor, window: int, shape: Sequence[int]) -> Tensor:
+    """(B * windows, window^2, C) -> `shape`, (B, H, W, C)."""
+    batch, height, width, channels = shape
+    x = windows.view(batch, height // window, width // window, window, window, channels)
+    return x.transpose(2, 3).reshape(batch, height, width, channels)
 
 
 def shift_mask(size: tuple[int, int], window: int, shift: tuple[int, int], like: Tensor) -> Tensor | None:
     """(windows, window^2, window^2): 0 between tokens that were neighbours before the shift, -100 between others."""
     if not any(shift):
         return None
-    rows, columns = (_regions(n + -n % window, window, s, like.device) for n, s in zip(size, shift, strict=True))
+    rows, columns = (_regions(n + missing(n, window), window, s, like.device) for n, s in zip(size, shift, strict=True))
     regions = (3 * rows[:, None] + columns)[None, :, :, None]
     ids = partition(regions, window)[..., 0]
     apart = ids[:, None, :] != ids[:, :, None]

@@ -11,6 +11,7 @@ from PIL import Image
 
 from crispseg.cli.main import main
 from crispseg.data import inspect
+from crispseg.data.folder import open_folder
 from crispseg.errors import UserError
 from tests.fakedata import fake_own
 
@@ -117,7 +118,12 @@ def test_jpg_masks_are_one_problem(tmp_path: Path) -> None:
     for path in list((root / "masks").iterdir()):
         Image.open(path).save(path.with_suffix(".jpg"), quality=50)
         path.unlink()
-    assert inspect(root).problems == ["6 masks are jpg, which blurs ids and colours, e.g. site0_part0.jpg; use png"]
+    said = ["6 masks are jpg, which blurs ids and colours, e.g. site0_part0.jpg; use png"]
+    assert inspect(root).problems == said
+    (root / "classes.csv").unlink()
+    assert inspect(root).problems == said, "and no table of blurred colours"
+    with pytest.raises(UserError, match="colours in jpg, which blurs them: save them as png"):
+        open_folder(root)
 
 
 def test_the_command_exits_with_one_when_there_are_problems(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -103,13 +103,14 @@ def inspect(root: str | Path, classes: Classes | None = None, thumbnails: int = 
     pairs = find_pairs(root)
     report = Report(root)
     masks = next(iter(pairs.masks.values()))
+    lossy = [path.name for path in masks.values() if is_lossy(path.name)]
     try:
         report.table = find_table(root, list(masks.values()), classes)
     except UserError as error:
-        report.problems.append(str(error))
+        if not lossy or has_table(root, classes):  # what is wrong without a table follows from jpg, told of below
+            report.problems.append(str(error))
     report.problems += [f"mask {masks[name].name} has no image" for name in masks if name not in pairs.images]
     _look_at_images(report, pairs, masks, thumbnails)
-    lossy = [path.name for path in masks.values() if is_lossy(path.name)]
     if lossy:
         report.problems.append(f"{len(lossy)} masks are jpg, which blurs ids and colours, e.g. {lossy[0]}; use png")
     if len(report.kinds) > 1:

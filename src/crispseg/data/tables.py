@@ -118,13 +118,16 @@ def count_colours(masks: Sequence[Path], at_most: int = 20) -> list[tuple[tuple[
 
 
 def _ask_for_colours(root: Path, masks: Sequence[Path], palettes: bool = False) -> UserError:
+    if is_lossy(masks[0].name):  # a table of blurred colours would be of no use
+        return UserError(
+            f"the masks of {root} are colours in jpg, which blurs them: save them as png, from what they were made from"
+        )
     colours = count_colours(masks)
     seen = "\n".join(f"  {r},{g},{b}: {pixels} pixels" for (r, g, b), pixels in colours)
     rows = "\n".join(f"name_{i},{r},{g},{b}," for i, ((r, g, b), _) in enumerate(colours))
     why = "are palette pictures whose palettes differ" if palettes else "are colours"
-    lossy = " (jpg masks blur their colours: save them as png)" if is_lossy(masks[0].name) else ""
     return UserError(
-        f"the masks of {root} {why}, and there is no class table{lossy}. Colours found:\n{seen}\n"
+        f"the masks of {root} {why}, and there is no class table. Colours found:\n{seen}\n"
         f"Write {root / 'classes.csv'} with a name for each, and 1 in the last column of what is to be ignored:\n"
         f"name,r,g,b,ignore\n{rows}"
     )

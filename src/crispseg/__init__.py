@@ -27,6 +27,7 @@ _ROOMS = {
     "create_model": "crispseg.models.registry",
     "list_models": "crispseg.models.registry",
     "register_network": "crispseg.models.adapted",
+    "register_head": "crispseg.models.own_head",
     "create_backbone": "crispseg.models.vssd",
     "list_backbones": "crispseg.models.vssd",
     "load_vssd_checkpoint": "crispseg.models.vssd_checkpoint",
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from crispseg.export.run import export as export
     from crispseg.models.adapted import register_network as register_network
     from crispseg.models.folder import load as load
+    from crispseg.models.own_head import register_head as register_head
     from crispseg.models.registry import create_model as create_model
     from crispseg.models.registry import list_models as list_models
     from crispseg.models.vssd import create_backbone as create_backbone

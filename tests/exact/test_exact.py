@@ -139,7 +139,7 @@ class _LargestTensor(TorchDispatchMode):
 def test_no_tensor_grows_with_the_height(case: str) -> None:
     largest = []
     for height in (64, 512):
-        with mock.patch("crispseg.exact.backbone.KEYS", 8), _LargestTensor() as seen:
+        with mock.patch("crispseg.exact.mixers.KEYS", 8), _LargestTensor() as seen:
             exact.segment_stream(
                 cached(case),
                 lambda top, bottom: torch.zeros(2, bottom - top, 128),

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from crispseg.errors import UserError
 from crispseg.exact.attention import SoftmaxSum
+from crispseg.exact.parts import StreamedModel
 from crispseg.exact.plan import MapPlan, make_plan
 from crispseg.exact.resize import BandResize
 from crispseg.exact.store import Storage, stream_map
@@ -118,8 +119,10 @@ def test_a_disk_that_fills_up_is_explained() -> None:
 
 def test_bands_depend_on_the_width_alone() -> None:
     model = make("topdown")
+    parts, like = StreamedModel(model.backbone.streamed(), model.head.streamed()), next(model.parameters())
     plans = [
-        make_plan(model, height, 3000, band=None, memory_limit=2**28, kept=torch.float32) for height in (4000, 400000)
+        make_plan(parts, like, height, 3000, band=None, memory_limit=2**28, kept=torch.float32)
+        for height in (4000, 400000)
     ]
     assert plans[0].bands.keys() == plans[1].bands.keys()
     for name, p in plans[0].passes.items():

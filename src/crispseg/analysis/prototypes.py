@@ -14,8 +14,6 @@ from torch.nn import functional
 from crispseg.losses import orthogonality_loss
 from crispseg.models.base import SegmentationModel
 from crispseg.models.crisp import CRISP
-from crispseg.models.layers import resize
-from crispseg.ops.common.precision import widened
 from crispseg.ops.train.matching import match
 
 USED = 0.01  # a prototype with a smaller share of its class's pixels counts as unused
@@ -37,9 +35,9 @@ def match_prototypes(model: CRISP, image: Tensor) -> Matching:
     """The model's logits for one normalised image (1, bands, H, W), with all the cosines that they are made from."""
     head = model.head
     tokens, pixels = head.interact(model.backbone(image))
-    prototypes = functional.normalize(widened(head.hyper(tokens)), dim=-1)
+    prototypes = head.prototypes(tokens)
     cosines = match(pixels, prototypes)
-    logits = resize(cosines.amax(2) * head.scale(), image.shape[-2:])
+    logits = head.resized(cosines.amax(2) * head.scale(), image.shape[-2:])
     return Matching(logits, cosines[0], prototypes[0])
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from crispseg.models.omp import Attention
+if TYPE_CHECKING:
+    from crispseg.models.omp import Attention
 
 
 class SoftmaxSum:

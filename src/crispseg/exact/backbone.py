@@ -1,46 +1,88 @@
-"""VSSD over a scene in bands: each block sweeps its map two or three times, and overwrites it in the last sweep.
-
-gather: keys and values of all bands are summed into the state; queries: their sums, where DCO needs the mean of the
-outputs; spread: the state is read out band by band, and the rest of the block follows. Both gather and spread
-project the tokens anew: storing the projections would take about six times the map's space, and reading them back
-is slower than the product that makes them.
-"""
+"""VSSD over a scene in bands: each block sweeps its map two or three times, and overwrites it in the last sweep."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from crispseg.exact.attention import SoftmaxSum
 from crispseg.exact.context import Context
-from crispseg.exact.passes import KEYS, seen_channels
+from crispseg.exact.mixers import StreamedMixer, residual
+from crispseg.exact.parts import Kept, Pass, ReadRows
+from crispseg.exact.resize import Size
 from crispseg.exact.stream import Parts, Stream, apply, bands, convolution, slide
-from crispseg.models.vssd import VSSD, AttentionMixer, Block, NCSSDMixer, Stage, Stem
-from crispseg.ops import QuerySums, State, accumulate, add_query_sums, add_states, query_sums, read_out
 
-ReadRows = Callable[[int, int], Tensor]
-Sums = TypeVar("Sums", State, QuerySums)
+if TYPE_CHECKING:
+    from crispseg.models.vssd import VSSD, Block, Stem
 
 
-def run_backbone(run: Context, backbone: VSSD, read_rows: ReadRows) -> None:
-    """Leave the four stages' maps, before their output norms, in the run's maps stage0 ... stage3."""
-    run.open("stage0")
-    run.fill("stage0", _stem(backbone.patch_embed, _image(run, read_rows)), "stem")
-    for i, stage in enumerate(backbone.layers):
-        assert isinstance(stage, Stage)
-        _run_blocks(run, stage, i)
-        if stage.downsample is not None:
-            run.open(f"stage{i + 1}")
-            rows = slide(run.stream(f"stage{i}", f"down{i}", stride=2), _alone(stage.downsample), stride=2)
-            run.fill(f"stage{i + 1}", rows, f"down{i}")
+class StageFeatures:
+    """The stages' maps as the heads take them."""
+
+    def __init__(self, run: Context, backbone: VSSD) -> None:
+        self.context, self.backbone = run, backbone
+
+    def rows(self, stage: int, top: int, bottom: int) -> Tensor:
+        return getattr(self.backbone, f"outnorm{stage}")(self.context.read(f"stage{stage}", top, bottom))
+
+    def close(self) -> None:
+        for stage in range(len(self.backbone.layers)):
+            self.context.close(f"stage{stage}")
 
 
-def stage_rows(run: Context, backbone: VSSD, i: int, top: int, bottom: int) -> Tensor:
-    """Rows of a stage's feature map as the heads take it: (1, rows, W, C), normalised."""
-    return getattr(backbone, f"outnorm{i}")(run.read(f"stage{i}", top, bottom))
+class StreamedVSSD:
+    """Leaves the four stages' maps, before their output norms, in the run's maps stage0 ... stage3."""
+
+    def __init__(self, backbone: VSSD) -> None:
+        self.backbone, self.in_channels = backbone, backbone.in_channels
+        stages: list[Any] = list(backbone.layers)
+        self.stages = stages
+        self.mixers: list[list[StreamedMixer]] = [[block.attn.streamed() for block in s.blocks] for s in stages]
+
+    def passes(self, sizes: Sequence[Size]) -> Iterator[Pass]:
+        width, bands = self.backbone.config.width, self.backbone.in_channels
+        half = width // 2
+        stem = 4 * 9 * half * (bands + 2 * half) + 9 * half * 4 * width + 4 * width * width
+        yield Pass("stem", sizes[0], 32 * bands + 4 * 7 * half + 14 * width, stem)
+        for i, (stage, mixers) in enumerate(zip(self.stages, self.mixers, strict=True)):
+            c = self.backbone.widths[i]
+            yield from mixers[0].passes(i, sizes[i], c, len(mixers), _second_half(self.backbone, c))
+            if stage.downsample is not None:
+                # one pixel of the next map is made of four of this one, eight times as wide in the bottleneck
+                yield Pass(f"down{i}", sizes[i + 1], 4 * 26 * c + 20 * c, 4 * 8 * c * c + 9 * 8 * c + 16 * c * c)
+
+    def maps(self, sizes: Sequence[Size]) -> Iterator[Kept]:
+        for i, mixers in enumerate(self.mixers):
+            yield Kept(f"stage{i}", sizes[i], self.backbone.widths[i], sweeps=3 * len(mixers) + 3)
+            if seen := mixers[0].seen_channels:
+                yield Kept(f"seen{i}", sizes[i], seen, sweeps=2 * len(mixers), brief=True)
+
+    def run(self, run: Context, read_rows: ReadRows) -> StageFeatures:
+        run.open("stage0")
+        run.fill("stage0", _stem(self.backbone.patch_embed, _image(run, read_rows)), "stem")
+        for i, stage in enumerate(self.stages):
+            self._run_blocks(run, i)
+            if stage.downsample is not None:
+                run.open(f"stage{i + 1}")
+                rows = slide(run.stream(f"stage{i}", f"down{i}", stride=2), _alone(stage.downsample), stride=2)
+                run.fill(f"stage{i + 1}", rows, f"down{i}")
+        return StageFeatures(run, self.backbone)
+
+    def _run_blocks(self, run: Context, i: int) -> None:
+        seen = self.mixers[i][0].seen_channels > 0
+        if seen:
+            run.open(f"seen{i}")
+        for block, mixer in zip(self.stages[i].blocks, self.mixers[i], strict=True):
+            run.fill(f"stage{i}", _after_mixer(block, mixer.mixed(run, block, i)), f"spread{i}")
+        if seen:
+            run.close(f"seen{i}")
+
+
+def _second_half(backbone: VSSD, c: int) -> tuple[int, int]:
+    """Floats and multiply-adds of a block's MLP."""
+    ratio = backbone.config.mlp_ratio
+    return (2 * ratio + 4) * c, 2 * ratio * c * c + 9 * c
 
 
 def _image(run: Context, read_rows: ReadRows) -> Stream:
@@ -55,125 +97,13 @@ def _stem(stem: Stem, rows: Stream) -> Stream:
     return slide(rows, convolution(stem.conv3), stride=2)
 
 
-def _run_blocks(run: Context, stage: Stage, i: int) -> None:
-    seen = seen_channels(stage) > 0
-    if seen:
-        run.open(f"seen{i}")
-    for block in stage.blocks:
-        assert isinstance(block, Block)
-        mix = _ncssd if isinstance(block.attn, NCSSDMixer) else _attention
-        run.fill(f"stage{i}", _after_mixer(block, mix(run, block, i)), f"spread{i}")
-    if seen:
-        run.close(f"seen{i}")
-
-
-def _before_mixer(block: Block, rows: Stream) -> Stream:
-    return slide(rows, _residual(block.cpe1))
-
-
 def _after_mixer(block: Block, rows: Stream) -> Stream:
-    for (x,) in slide(rows, _residual(block.cpe2)):
+    for (x,) in slide(rows, residual(block.cpe2)):
         yield (x + block.mlp(block.norm2(x)),)
 
 
-def _ncssd(run: Context, block: Block, i: int) -> Stream:
-    """The map after the block's mixer; the state and the query sums are made before its first band."""
-    mixer = block.attn
-    assert isinstance(mixer, NCSSDMixer)
-    gates = mixer.gates()
-    state, sums = _gather(run, block, mixer, i)
-    if f"seen{i}" in run.storage.maps:
-        sums = None
-        for (c,) in run.stream(f"seen{i}", f"queries{i}"):
-            sums = _add(sums, query_sums(c.flatten(1, 2), state, gates, mixer.rule), add_query_sums)
-            run.count(f"queries{i}", c.shape[1])
-    sums = None if sums is None else _cast(sums, state.kv)
+def _alone(module: nn.Module) -> Any:
+    def function(x: Tensor) -> Parts:
+        return (module(x),)
 
-    def spread() -> Stream:
-        for x, z, xbc, dt in _projected(block, mixer, run.stream(f"stage{i}", f"spread{i}")):
-            v, _, c, _ = mixer.tokens(xbc, dt)
-            y = read_out(v, c, mixer.D, state, sums, gates, mixer.rule)
-            yield (x + mixer.finish(y, z),)
-
-    return spread()
-
-
-def _gather(run: Context, block: Block, mixer: NCSSDMixer, i: int) -> tuple[State, QuerySums | None]:
-    """The scene's state; and the query sums where they need no state (raw fusion), else the queries in seen{i}."""
-    gates, rule = mixer.gates(), mixer.rule
-    state: State | None = None
-    sums: QuerySums | None = None
-    top = 0
-    for _, _, xbc, dt in _projected(block, mixer, run.stream(f"stage{i}", f"gather{i}")):
-        v, b, c, rho = mixer.tokens(xbc, dt)
-        part = accumulate(v, b, rho, gates, rule)
-        state = _add(state, part, add_states)
-        if f"seen{i}" in run.storage.maps:
-            run.storage.maps[f"seen{i}"].write(top, c.unflatten(1, xbc.shape[1:3]))
-        elif gates.use_mean:
-            sums = _add(sums, query_sums(c, part, gates, rule), add_query_sums)
-        top += xbc.shape[1]
-        run.count(f"gather{i}", xbc.shape[1])
-    assert state is not None
-    return _cast(state, part.kv), sums
-
-
-def _projected(block: Block, mixer: NCSSDMixer, rows: Stream) -> Stream:
-    """The map after the block's first convolution, with what the mixer makes of it: x, z, convolved xBC, dt."""
-
-    def project(rows: Stream) -> Stream:
-        for (x,) in _before_mixer(block, rows):
-            yield (x, *mixer.project(block.norm1(x)))
-
-    def convolve(x: Tensor, z: Tensor, xbc: Tensor, dt: Tensor) -> Parts:
-        return x, z, mixer.convolve(xbc), dt
-
-    return slide(project(rows), convolve)
-
-
-def _attention(run: Context, block: Block, i: int) -> Stream:
-    """The map after softmax attention: every band of queries meets every band of keys."""
-    mixer, seen = block.attn, run.storage.maps[f"seen{i}"]
-    assert isinstance(mixer, AttentionMixer)
-    qkv = ((mixer.to_qkv(block.norm1(x)),) for (x,) in _before_mixer(block, run.stream(f"stage{i}", f"gather{i}")))
-    run.fill(f"seen{i}", qkv, f"gather{i}")
-    key_rows = max(1, KEYS // seen.plan.width)
-
-    def heads(x: Tensor, part: int) -> Tensor:
-        x = x.unflatten(-1, (3, mixer.heads, -1))[:, :, :, part]  # (1, rows, W, heads, d)
-        return x.flatten(1, 2).transpose(1, 2)  # (1, heads, L, d)
-
-    def spread() -> Stream:
-        top = 0
-        for (x,) in _before_mixer(block, run.stream(f"stage{i}", f"spread{i}")):
-            bottom = top + x.shape[1]
-            fused = SoftmaxSum(heads(run.read(f"seen{i}", top, bottom), 0))
-            for (keys,) in _all_keys(run, i, key_rows):
-                fused.add(heads(keys, 1), heads(keys, 2))
-            top = bottom
-            yield (x + mixer.to_out(fused.result().transpose(1, 2).reshape(x.shape)),)
-
-    return spread()
-
-
-def _all_keys(run: Context, i: int, rows: int) -> Stream:
-    for top, bottom in bands(run.plan.sizes[i][0], rows):
-        yield (run.read(f"seen{i}", top, bottom),)
-
-
-def _residual(conv: torch.nn.Conv2d) -> Callable[[Tensor], Parts]:
-    return lambda x: (x + apply(conv, x),)
-
-
-def _alone(module: torch.nn.Module) -> Callable[[Tensor], Parts]:
-    return lambda x: (module(x),)
-
-
-def _add(total: Sums | None, part: Sums, add: Callable[[Sums, Sums], Sums]) -> Sums:
-    """Sums over bands are kept in float64: there may be thousands of bands."""
-    wide = _cast(part, torch.empty(0, dtype=torch.float64))
-    return wide if total is None else add(total, wide)
-
-
-def _cast(sums: Sums, like: Tensor) -> Sums:
-    return type(sums)(*(x.to(like) if isinstance(x, Tensor) else x for x in sums))  # type: ignore[arg-type]
+    return function

@@ -1,51 +1,107 @@
 """The multi-prototype head over a scene in bands.
 
 The pixel map is kept (its neck is too dear to repeat) and swept once per layer of two-way attention: a sweep updates
-the pixels by the previous layer's tokens and lets this layer's tokens attend them. The last sweep matches.
+the pixels by the previous layer's tokens and lets this layer's tokens attend them. The last sweep matches. The layers
+are the head's own: they are given pixels that come in bands.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 
 from crispseg.exact.attention import StreamedAttention
-from crispseg.exact.backbone import stage_rows
 from crispseg.exact.context import Context
-from crispseg.exact.resize import BandResize
+from crispseg.exact.parts import Features, Kept, Pass, full_size
+from crispseg.exact.resize import BandResize, Size
 from crispseg.exact.stream import Stream, apply, bands, convolution, slide
 from crispseg.layout import to_channels_first, to_channels_last
-from crispseg.models.crisp import CRISP
-from crispseg.models.omp import Attention, ConcatNeck, DynamicTokens, OMPHead, TopDownNeck, TwoWayLayer
-from crispseg.models.vssd import VSSD
-from crispseg.ops.common.precision import widened
-from crispseg.ops.train.matching import match
+
+if TYPE_CHECKING:
+    from crispseg.models.omp import Attention, ConcatNeck, DynamicTokens, OMPHead, TopDownNeck
 
 
-def run_omp(run: Context, model: CRISP) -> Stream:
-    """The scene's logits, from the stages' maps; these are closed on the way."""
-    head = model.head
-    tokens = _class_tokens(run, model.backbone, head.tokens)
-    run.open("pixels")
-    tokens = _interact(run, head, tokens, _neck(run, model.backbone, head.neck))
-    prototypes = functional.normalize(widened(head.hyper(tokens)), dim=-1)
-    shuffle = 4 // (head.config.descriptor_stride or 4)
-    height, width = run.plan.sizes[0]
-    scene = (run.plan.height, run.plan.width)
-    full = BandResize((shuffle * height, shuffle * width), scene, prototypes.dtype)
-    return full.stream(_matched(run, head, prototypes, shuffle))
+class StreamedOMP:
+    def __init__(self, head: OMPHead) -> None:
+        self.head = head
+
+    def passes(self, sizes: Sequence[Size]) -> Iterator[Pass]:
+        head, config, dim = self.head, self.head.config, self.head.config.dim
+        classes, widths = head.num_classes, head.widths
+        lateral = sum(c / 4**i for i, c in enumerate(widths)) * dim
+        scores = 3 * config.attention_heads * classes
+        yield Pass("pool", sizes[3], 2 * widths[-1] + 4 * dim, widths[-1] * dim)
+        floats, mix = (16, 4) if config.neck == "concat" else (10, 9)
+        yield Pass("neck", sizes[0], floats * dim + scores, lateral + mix * dim * dim + dim * dim)
+        for i in range(len(head.layers)):
+            yield Pass(f"layer{i}", sizes[0], 8 * dim + scores, 2 * dim * dim)
+        matched = classes * config.prototypes
+        yield Pass("match", sizes[0], 5 * dim + 8 * matched + full_size(classes), dim * matched)
+
+    def maps(self, sizes: Sequence[Size]) -> Iterator[Kept]:
+        yield Kept("pixels", sizes[0], self.head.config.dim, sweeps=2 * len(self.head.layers) + 2)
+
+    def run(self, run: Context, features: Features) -> Stream:
+        head = self.head
+        tokens = _class_tokens(run, features, head.tokens)
+        run.open("pixels")
+        tokens, _ = head.refine(tokens, BandedPixels(run, _closing(head.neck.in_bands(run, features), features)))
+        prototypes = head.prototypes(tokens)
+        height, width = run.plan.sizes[0]
+        finer = head.descriptors_along_a_side
+        full = BandResize((finer * height, finer * width), (run.plan.height, run.plan.width), prototypes.dtype)
+        return full.stream(self._matched(run, prototypes))
+
+    def _matched(self, run: Context, prototypes: Tensor) -> Stream:
+        """Logits at the descriptors' stride, (1, rows, W, classes)."""
+        for (x,) in run.stream("pixels", "match"):
+            logits, _ = self.head.scores(self.head.descriptors(to_channels_first(x)), prototypes)
+            yield (to_channels_last(logits),)
+            run.count("match", x.shape[1])
 
 
-def _class_tokens(run: Context, backbone: VSSD, module: DynamicTokens) -> Tensor:
+class BandedPixels:
+    """`omp.Pixels` that come in bands: stored when they are read, changed in the sweep that reads them next."""
+
+    def __init__(self, run: Context, rows: Stream, sweep: str = "neck", sweeps: int = 0) -> None:
+        self.context, self.rows, self.sweep, self.sweeps = run, rows, sweep, sweeps
+        self.stored = False
+
+    def read(self, attention: Attention, tokens: Tensor) -> Tensor:
+        streamed = StreamedAttention(attention, tokens)
+
+        def watched() -> Stream:
+            for (x,) in self.rows:
+                streamed.add(x)
+                yield (x,)
+
+        self.context.fill("pixels", watched(), self.sweep)
+        self.stored = True
+        return streamed.result()
+
+    def changed(self, function: Callable[[Tensor], Tensor]) -> BandedPixels:
+        sweep, sweeps, rows = self.sweep, self.sweeps, self.rows
+        if self.stored:
+            sweep, sweeps = f"layer{sweeps}", sweeps + 1
+            rows = self.context.stream("pixels", sweep)
+        return BandedPixels(self.context, _applied(function, rows), sweep, sweeps)
+
+
+def _applied(function: Callable[[Tensor], Tensor], rows: Stream) -> Stream:
+    for (x,) in rows:
+        yield (function(x.flatten(1, 2)).view(x.shape),)  # (1, L, dim)
+
+
+def _class_tokens(run: Context, features: Features, module: DynamicTokens) -> Tensor:
     """`DynamicTokens` with its maximum and mean taken over bands."""
     maximum = mean = torch.empty(0)
     height, width = run.plan.sizes[3]
     for top, bottom in bands(height, run.plan.bands["pool"]):
-        feature = stage_rows(run, backbone, 3, top, bottom)
-        first, second = module.halves(feature.flatten(1, 2))
+        first, second = module.halves(features.rows(3, top, bottom).flatten(1, 2))
         share = second.sum(1).to("cpu", torch.float64) / (height * width)
         maximum = first.amax(1) if top == 0 else torch.maximum(maximum, first.amax(1))
         mean = share if top == 0 else mean + share
@@ -53,17 +109,27 @@ def _class_tokens(run: Context, backbone: VSSD, module: DynamicTokens) -> Tensor
     return module.tokens(maximum, mean.to(maximum))
 
 
-def _neck(run: Context, backbone: VSSD, neck: ConcatNeck | TopDownNeck) -> Stream:
-    sizes, dtype = run.plan.sizes, run.like.dtype
+def _closing(rows: Stream, features: Features) -> Stream:
+    yield from rows
+    features.close()
 
-    def lateral(i: int, top: int, bottom: int) -> Tensor:
-        return apply(neck.lateral[i], stage_rows(run, backbone, i, top, bottom))
+
+def concat_in_bands(neck: ConcatNeck, run: Context, features: Features) -> Stream:
+    sizes, dtype = run.plan.sizes, run.like.dtype
+    lateral = _laterals(neck, features)
 
     def beside(top: int, bottom: int) -> Tensor:
         deeper = [
             BandResize(sizes[i], sizes[0], dtype).pull(functools.partial(lateral, i), top, bottom) for i in (1, 2, 3)
         ]
         return torch.cat([lateral(0, top, bottom), *deeper], dim=-1)
+
+    yield from ((apply(neck.mix, beside(*span)),) for span in bands(sizes[0][0], run.plan.bands["neck"]))
+
+
+def top_down_in_bands(neck: TopDownNeck, run: Context, features: Features) -> Stream:
+    sizes, dtype = run.plan.sizes, run.like.dtype
+    lateral = _laterals(neck, features)
 
     def summed(i: int, top: int, bottom: int) -> Tensor:
         x = lateral(i, top, bottom)
@@ -72,51 +138,8 @@ def _neck(run: Context, backbone: VSSD, neck: ConcatNeck | TopDownNeck) -> Strea
         return x + BandResize(sizes[i + 1], sizes[i], dtype).pull(functools.partial(summed, i + 1), top, bottom)
 
     spans = bands(sizes[0][0], run.plan.bands["neck"])
-    if isinstance(neck, ConcatNeck):
-        yield from ((apply(neck.mix, beside(*span)),) for span in spans)
-    else:
-        yield from slide(((summed(0, *span),) for span in spans), convolution(neck.mix))
-    for i in range(4):
-        run.close(f"stage{i}")
+    return slide(((summed(0, *span),) for span in spans), convolution(neck.mix))
 
 
-def _interact(run: Context, head: OMPHead, tokens: Tensor, pixels: Stream) -> Tensor:
-    """The refined class tokens (1, classes, dim); the refined pixels are left in the map "pixels"."""
-    sweep = "neck"
-    for i, layer in enumerate(head.layers):
-        assert isinstance(layer, TwoWayLayer)
-        tokens = layer.norm1(tokens + layer.self_attention(tokens, tokens))
-        tokens = layer.norm2(tokens + _attend(run, layer.tokens_to_pixels, tokens, pixels, sweep))
-        tokens = layer.norm3(tokens + layer.mlp(tokens))
-        sweep = f"layer{i}"
-        centre = head.centre if i == len(head.layers) - 1 else None
-        pixels = _updated(layer, run.stream("pixels", sweep), tokens, centre)
-    return head.final_norm(tokens + _attend(run, head.final_attention, tokens, pixels, sweep))
-
-
-def _attend(run: Context, attention: Attention, tokens: Tensor, pixels: Stream, sweep: str) -> Tensor:
-    """What the tokens see in the pixels, which are stored as they pass."""
-    streamed = StreamedAttention(attention, tokens)
-
-    def watched() -> Stream:
-        for (x,) in pixels:
-            streamed.add(x)
-            yield (x,)
-
-    run.fill("pixels", watched(), sweep)
-    return streamed.result()
-
-
-def _updated(layer: TwoWayLayer, pixels: Stream, tokens: Tensor, centre: nn.Module | None) -> Stream:
-    for (x,) in pixels:
-        flat = x.flatten(1, 2)  # (1, L, dim)
-        refined = layer.norm4(flat + layer.pixels_to_tokens(flat, tokens)).view(x.shape)
-        yield (refined if centre is None else apply(centre, refined),)
-
-
-def _matched(run: Context, head: OMPHead, prototypes: Tensor, shuffle: int) -> Stream:
-    """Logits at the descriptors' stride, (1, rows, W, classes)."""
-    for (x,) in run.stream("pixels", "match"):
-        descriptors = functional.pixel_shuffle(to_channels_first(x), shuffle)
-        yield (to_channels_last(match(descriptors, prototypes).amax(2) * head.scale()),)
-        run.count("match", x.shape[1])
+def _laterals(neck: Any, features: Features) -> Callable[[int, int, int], Tensor]:
+    return lambda i, top, bottom: apply(neck.lateral[i], features.rows(i, top, bottom))

@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 import torch
+from torch import Tensor
 
 from crispseg.errors import UserError
-from crispseg.exact.passes import Model, Pass, model_passes, seen_channels
+from crispseg.exact.parts import Kept, Pass, StreamedModel
 from crispseg.exact.resize import Size
-from crispseg.models.crisp import CRISP
-from crispseg.models.vssd import Stage
 
 MEMORY_LIMIT = 2 * 2**30
 _BAND_SHARE, _MAP_SHARE = 3 / 8, 3 / 8  # of the memory limit; the rest is left to the allocator and the caller
@@ -46,22 +45,33 @@ class Plan:
         return sum(p.total_macs for p in self.passes.values())
 
 
-def make_plan(model: Model, height: int, width: int, *, band: int | None, memory_limit: int, kept: torch.dtype) -> Plan:
-    """Plan a run whose maps are kept as `kept`; `band` forces the height of every band."""
+def make_plan(
+    parts: StreamedModel,
+    like: Tensor,
+    height: int,
+    width: int,
+    *,
+    band: int | None,
+    memory_limit: int,
+    kept: torch.dtype,
+) -> Plan:
+    """Plan a run on the device and in the precision of `like`, whose maps are kept as `kept`; `band` forces the height
+    of every band."""
     if height < 1 or width < 1:
         raise UserError(f"the scene has no pixels: {height} rows and {width} columns")
     if band is not None and band < 1:
         raise UserError(f"a band needs at least one row, not {band}")
-    parameter = next(model.parameters())
     sizes = tuple((-(-height // stride), -(-width // stride)) for stride in (4, 8, 16, 32))
-    passes = {p.name: p for p in model_passes(model, sizes)}
-    row_bytes = {name: p.floats * p.size[1] * parameter.dtype.itemsize for name, p in passes.items()}
-    on_cpu = parameter.device.type == "cpu"
+    passes = {p.name: p for p in parts.passes(sizes)}
+    row_bytes = {name: p.floats * p.size[1] * like.dtype.itemsize for name, p in passes.items()}
+    on_cpu = like.device.type == "cpu"
     rows = {
         name: max(1, min(p.size[0], band or _band_rows(row_bytes[name], memory_limit, on_cpu)))
         for name, p in passes.items()
     }
-    layout = _lay_out(model, sizes, kept.itemsize, memory_limit)
+    layout = _Layout(kept.itemsize, int(_MAP_SHARE * memory_limit))
+    for one in parts.maps(sizes):
+        layout.make(one)
     return Plan(
         height=height,
         width=width,
@@ -91,34 +101,11 @@ class _Layout:
         self.most = {False: 0, True: 0}
         self.traffic = 0
 
-    def make(self, name: str, size: Size, channels: int, sweeps: int) -> None:
-        """A map that is read or written as a whole `sweeps` times."""
-        need = self._bytes(size, channels)
+    def make(self, one: Kept) -> None:
+        need = one.size[0] * one.size[1] * one.channels * self.itemsize
         on_disk = self.used[False] + need > self.limit
-        self.maps[name] = MapPlan(name, *size, channels, on_disk)
-        self.used[on_disk] += need
-        self.traffic += sweeps * need if on_disk else 0
-        self.most[on_disk] = max(self.most[on_disk], self.used[on_disk])
-
-    def drop(self, name: str) -> None:
-        plan = self.maps[name]
-        self.used[plan.on_disk] -= self._bytes((plan.height, plan.width), plan.channels)
-
-    def _bytes(self, size: Size, channels: int) -> int:
-        return size[0] * size[1] * channels * self.itemsize
-
-
-def _lay_out(model: Model, sizes: tuple[Size, ...], itemsize: int, memory_limit: int) -> _Layout:
-    layout = _Layout(itemsize, int(_MAP_SHARE * memory_limit))
-    for i, stage in enumerate(model.backbone.layers):
-        assert isinstance(stage, Stage)
-        blocks = len(stage.blocks)
-        layout.make(f"stage{i}", sizes[i], model.backbone.widths[i], sweeps=3 * blocks + 3)
-        if seen := seen_channels(stage):
-            layout.make(f"seen{i}", sizes[i], seen, sweeps=2 * blocks)
-            layout.drop(f"seen{i}")
-    if isinstance(model, CRISP):
-        layout.make("pixels", sizes[0], model.head.config.dim, sweeps=2 * len(model.head.layers) + 2)
-    else:
-        layout.make("bottleneck", sizes[3], model.head.bottleneck.conv.out_channels, sweeps=2)
-    return layout
+        self.maps[one.name] = MapPlan(one.name, *one.size, one.channels, on_disk)
+        self.traffic += one.sweeps * need if on_disk else 0
+        self.most[on_disk] = max(self.most[on_disk], self.used[on_disk] + need)
+        if not one.brief:
+            self.used[on_disk] += need

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from crispseg.exact.stream import Parts, Stream
 from crispseg.layout import to_channels_first, to_channels_last
-from crispseg.models.layers import resize
+from crispseg.ops.maps.resizing import resize_scores
 
 Size = tuple[int, int]
 ReadRows = Callable[[int, int], Tensor]  # (top, bottom) -> (1, rows, W, C)
@@ -38,7 +38,7 @@ class BandResize:
 
     def rows(self, x: Tensor, first: int, top: int, bottom: int) -> Tensor:
         """Target rows top ... bottom - 1 from source rows (1, rows, W, C), the first of which is row `first`."""
-        x = to_channels_last(resize(to_channels_first(x), (x.shape[1], self.target[1])))
+        x = to_channels_last(resize_scores(to_channels_first(x), (x.shape[1], self.target[1])))
         upper, lower = (index[top:bottom].to(x.device) - first for index in (self.upper, self.lower))
         weight = self.weight[top:bottom, None, None].to(x)
         return torch.lerp(x[:, upper], x[:, lower], weight)

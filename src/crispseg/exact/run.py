@@ -13,18 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from crispseg.errors import UserError, unknown
-from crispseg.exact.backbone import run_backbone
 from crispseg.exact.context import Context, Progress
-from crispseg.exact.omp import run_omp
-from crispseg.exact.passes import Model
+from crispseg.exact.parts import ReadRows, StreamedModel
 from crispseg.exact.plan import MEMORY_LIMIT, Plan, make_plan
 from crispseg.exact.store import Folder, Storage
-from crispseg.exact.upernet import run_upernet
 from crispseg.layout import to_channels_first
-from crispseg.models.crisp import CRISP
-from crispseg.models.upernet import UPerNet
 
-ReadRows = Callable[[int, int], Tensor]
 WriteRows = Callable[[int, Tensor], None]
 PRECISIONS = ("float32", "float16")
 _SAMPLE_SIDE = {"cpu": 512, "other": 2048}  # of the image that the time estimate is measured on, by device
@@ -53,8 +47,8 @@ def segment_stream(
 ) -> None:
     """Run a model on a scene as one image, holding only bands of it in memory.
 
-    The result is that of `model(image)` on the whole array, to rounding. The model is CRISP or UPerNet on VSSD, in
-    evaluation mode, and runs on the device it is on.
+    The result is that of `model(image)` on the whole array, to rounding. The model's parts must say how they run in
+    bands (`streamed`), as those of CRISP and UPerNet do. It must be in evaluation mode; it runs on the device it is on.
 
     read_rows(top, bottom): gives the scene's rows, normalised, as (bands, bottom - top, width); called once for each
         band, from top to bottom.
@@ -65,14 +59,13 @@ def segment_stream(
     memory_limit: bytes of memory to aim at, beyond the model. Three eighths go to maps, as much to the band at work.
     progress: called with the fraction of the work that is done.
     """
-    known = _checked(model)
-    like = next(known.parameters())
+    parts, like = _parts(model), next(model.parameters())
     kept = _kept(like.dtype, spill_precision)
-    plan = make_plan(known, height, width, band=band, memory_limit=memory_limit, kept=kept)
+    plan = make_plan(parts, like, height, width, band=band, memory_limit=memory_limit, kept=kept)
     _check_disk(plan, spill)
 
     def checked(top: int, bottom: int) -> Tensor:
-        rows, wanted = read_rows(top, bottom), (known.in_channels, bottom - top, width)
+        rows, wanted = read_rows(top, bottom), (parts.backbone.in_channels, bottom - top, width)
         if tuple(rows.shape) != wanted:
             raise ValueError(f"read_rows({top}, {bottom}) gave the shape {tuple(rows.shape)}, not {wanted}")
         if not rows.isfinite().all():
@@ -82,9 +75,8 @@ def segment_stream(
 
     with torch.no_grad(), Storage(kept, spill) as storage:
         run = Context(plan, storage, like, progress)
-        run_backbone(run, known.backbone, checked)
         top = 0
-        for (rows,) in run_omp(run, known) if isinstance(known, CRISP) else run_upernet(run, known):
+        for (rows,) in parts.head.run(run, parts.backbone.run(run, checked)):
             write_rows(top, to_channels_first(rows)[0])
             top += rows.shape[1]
 
@@ -114,17 +106,16 @@ def estimate(
     memory_limit: int = MEMORY_LIMIT,
 ) -> Estimate:
     """What `segment_stream` would take for a scene of this size; it runs the model on a small image to find out."""
-    known = _checked(model)
-    like = next(known.parameters())
+    parts, like = _parts(model), next(model.parameters())
     kept = _kept(like.dtype, spill_precision)
-    plan = make_plan(known, height, width, band=band, memory_limit=memory_limit, kept=kept)
+    plan = make_plan(parts, like, height, width, band=band, memory_limit=memory_limit, kept=kept)
     side = _SAMPLE_SIDE["cpu" if like.device.type == "cpu" else "other"]
-    sample = torch.zeros(known.in_channels, side, side)
-    logits(known, sample[:, :64, :64])  # the first call of a kernel is slow
+    sample = torch.zeros(parts.backbone.in_channels, side, side)
+    logits(model, sample[:, :64, :64])  # the first call of a kernel is slow
     start = time.perf_counter()
-    logits(known, sample).sum().item()  # fetching a number waits for the device
+    logits(model, sample).sum().item()  # fetching a number waits for the device
     seconds = time.perf_counter() - start
-    measured = make_plan(known, side, side, band=None, memory_limit=memory_limit, kept=kept)
+    measured = make_plan(parts, like, side, side, band=None, memory_limit=memory_limit, kept=kept)
     return Estimate(
         memory_bytes=(plan.map_bytes + plan.band_bytes) * 4 // 3,
         disk_bytes=plan.disk_bytes,
@@ -133,13 +124,19 @@ def estimate(
     )
 
 
-def _checked(model: nn.Module) -> Model:
-    if not isinstance(model, CRISP | UPerNet):
+def _parts(model: nn.Module) -> StreamedModel:
+    """What its backbone and its head say about running in bands."""
+    found = {name: getattr(getattr(model, name, None), "streamed", None) for name in ("backbone", "head")}
+    silent = [name for name, streamed in found.items() if streamed is None]
+    if silent:
         name = getattr(model, "name", "") or type(model).__name__
-        raise UserError(f"model {name!r} cannot run a scene as one image (CRISP and UPerNet on VSSD can); use tiles")
+        raise UserError(
+            f"model {name!r} cannot run a scene as one image, as its {' and '.join(silent)} cannot run in bands "
+            "(those of CRISP and of UPerNet on VSSD can); use tiles"
+        )
     if model.training:
         raise UserError("a scene is run as one image in evaluation mode only; call model.eval() first")
-    return model
+    return StreamedModel(**{name: streamed() for name, streamed in found.items() if streamed is not None})
 
 
 def _kept(dtype: torch.dtype, spill_precision: str) -> torch.dtype:

@@ -7,10 +7,11 @@ turns each token into K prototypes; a pixel's score for a class is its best cosi
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -29,8 +30,14 @@ from crispseg.ops.train.mlp import linear
 from crispseg.ops.train.residual_attention import Layers
 
 if TYPE_CHECKING:
+    from crispseg.exact.context import Context
+    from crispseg.exact.omp import StreamedOMP
+    from crispseg.exact.parts import Features
+    from crispseg.exact.stream import Stream
     from crispseg.fused.head import FusedHead
     from crispseg.fused.neck import FusedConcat, FusedTopDown
+
+AnyPixels = TypeVar("AnyPixels", bound="Pixels")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +113,11 @@ class ConcatNeck(nn.Module):
 
         return FusedConcat(self, order, dtype)
 
+    def in_bands(self, run: Context, features: Features) -> Stream:
+        from crispseg.exact.omp import concat_in_bands
+
+        return concat_in_bands(self, run, features)
+
 
 class TopDownNeck(nn.Module):
     """A convolution from each stage, added from the deepest up, and one 3x3 convolution at stride 4."""
@@ -126,6 +138,11 @@ class TopDownNeck(nn.Module):
         from crispseg.fused.neck import FusedTopDown
 
         return FusedTopDown(self, order, dtype)
+
+    def in_bands(self, run: Context, features: Features) -> Stream:
+        from crispseg.exact.omp import top_down_in_bands
+
+        return top_down_in_bands(self, run, features)
 
 
 class DynamicTokens(nn.Module):
@@ -191,6 +208,28 @@ class Attention(nn.Module):
         return linear(source, weight, bias)
 
 
+class Pixels(Protocol):
+    """The pixels (B, L, dim) that class tokens attend and that attend them: at once, or in bands."""
+
+    def read(self, attention: Attention, tokens: Tensor) -> Tensor:
+        """What the tokens see in them."""
+        ...
+
+    def changed(self, function: Callable[[Tensor], Tensor]) -> Self:
+        """Each pixel by itself."""
+        ...
+
+
+class WholePixels(NamedTuple):
+    values: Tensor  # (B, L, dim)
+
+    def read(self, attention: Attention, tokens: Tensor) -> Tensor:
+        return attention(tokens, self.values)
+
+    def changed(self, function: Callable[[Tensor], Tensor]) -> WholePixels:
+        return WholePixels(function(self.values))
+
+
 class TwoWayLayer(nn.Module):
     """Tokens attend themselves, then the pixels, then pass an MLP; then pixels attend tokens. Post-LN residuals."""
 
@@ -202,11 +241,11 @@ class TwoWayLayer(nn.Module):
         self.pixels_to_tokens = Attention(dim, dim // 2, heads)
         self.norm1, self.norm2, self.norm3, self.norm4 = (nn.LayerNorm(dim) for _ in range(4))
 
-    def forward(self, tokens: Tensor, pixels: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, tokens: Tensor, pixels: AnyPixels) -> tuple[Tensor, AnyPixels]:
         tokens = self.norm1(tokens + self.self_attention(tokens, tokens))
-        tokens = self.norm2(tokens + self.tokens_to_pixels(tokens, pixels))
+        tokens = self.norm2(tokens + pixels.read(self.tokens_to_pixels, tokens))
         tokens = self.norm3(tokens + self.mlp(tokens))
-        return tokens, self.read_tokens(pixels, tokens)
+        return tokens, pixels.changed(functools.partial(self.read_tokens, tokens=tokens))
 
     def read_tokens(self, pixels: Tensor, tokens: Tensor) -> Tensor:
         """The last step: pixels attend tokens, with residual and norm."""
@@ -253,6 +292,7 @@ class OMPHead(nn.Module):
     def __init__(self, widths: Sequence[int], num_classes: int, config: OMPConfig) -> None:
         super().__init__()
         self.config = config = config.resolved()
+        self.widths, self.num_classes = tuple(widths), num_classes
         assert config.layers and config.descriptor_dim and config.mlp_dim
         if config.descriptor_stride == 2 and config.dim != 4 * config.descriptor_dim:
             raise UserError(
@@ -281,27 +321,51 @@ class OMPHead(nn.Module):
 
     def forward(self, features: Sequence[Tensor], allocation: bool = False) -> Matched:
         tokens, pixels = self.interact(features)
-        prototypes = functional.normalize(widened(self.hyper(tokens)), dim=-1)
+        prototypes = self.prototypes(tokens)
         if self.training and self.config.matching == "lse":
             matches = match(pixels, prototypes) * self.scale()
             return Matched(soft_maximum(matches, self.softness), prototypes, None, matches)
-        best, winners = best_match(pixels, prototypes)
-        return Matched(best * self.scale(), prototypes, winners.long() if allocation else None)
+        logits, winners = self.scores(pixels, prototypes)
+        return Matched(logits, prototypes, winners.long() if allocation else None)
 
     def interact(self, features: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Refined class tokens (B, classes, dim) and pixel descriptors (B, d_h, h, w)."""
         x = self.neck(features)
-        tokens = self.tokens(features[-1])
-        pixels = x.flatten(2).transpose(1, 2)  # (B, L, dim)
+        tokens, pixels = self.refine(self.tokens(features[-1]), WholePixels(x.flatten(2).transpose(1, 2)))
+        return tokens, self.descriptors(pixels.values.transpose(1, 2).unflatten(-1, x.shape[-2:]))
+
+    # The steps between neck and logits, which are also those of a scene in bands (`crispseg.exact`).
+
+    def refine(self, tokens: Tensor, pixels: AnyPixels) -> tuple[Tensor, AnyPixels]:
+        """Tokens (B, classes, dim) and pixels that have attended each other."""
         for layer in self.layers:
             tokens, pixels = layer(tokens, pixels)
         if self.centre is not None:
-            pixels = self.centre(pixels.transpose(1, 2)[..., None])[..., 0].transpose(1, 2)
-        tokens = self.final_norm(tokens + self.final_attention(tokens, pixels))
-        refined = pixels.transpose(1, 2).unflatten(-1, x.shape[-2:])
-        if self.config.descriptor_stride == 2:
-            refined = functional.pixel_shuffle(refined, 2)
-        return tokens, refined
+            pixels = pixels.changed(self._centred)
+        return self.final_norm(tokens + pixels.read(self.final_attention, tokens)), pixels
+
+    def _centred(self, pixels: Tensor) -> Tensor:
+        assert self.centre is not None
+        return self.centre(pixels.transpose(1, 2)[..., None])[..., 0].transpose(1, 2)
+
+    @property
+    def descriptors_along_a_side(self) -> int:
+        """Of a pixel at stride 4."""
+        return 2 if self.config.descriptor_stride == 2 else 1
+
+    def descriptors(self, pixels: Tensor) -> Tensor:
+        """Pixels (B, dim, h, w) -> (B, d_h, h, w) at the descriptors' stride."""
+        finer = self.descriptors_along_a_side
+        return functional.pixel_shuffle(pixels, finer) if finer > 1 else pixels
+
+    def prototypes(self, tokens: Tensor) -> Tensor:
+        """(B, classes, K, d_h), normalised."""
+        return functional.normalize(widened(self.hyper(tokens)), dim=-1)
+
+    def scores(self, descriptors: Tensor, prototypes: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits (B, classes, h, w), and which prototype they are of."""
+        best, winners = best_match(descriptors, prototypes)
+        return best * self.scale(), winners
 
     def resized(self, logits: Tensor, size: torch.Size) -> Tensor:
         """Logits at the image's size."""
@@ -311,6 +375,11 @@ class OMPHead(nn.Module):
         from crispseg.fused.head import FusedHead
 
         return FusedHead(self, dtype)
+
+    def streamed(self) -> StreamedOMP:
+        from crispseg.exact.omp import StreamedOMP
+
+        return StreamedOMP(self)
 
     def scale(self) -> Tensor:
         """The cosines' temperature: learned, kept between 1 and 100."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,9 @@ from crispseg.models.layers import ConvNorm, resize
 from crispseg.models.options import split_options
 from crispseg.models.registry import register
 from crispseg.models.vssd import VARIANTS, VSSD, VSSDConfig, backbone_config
+
+if TYPE_CHECKING:
+    from crispseg.exact.upernet import StreamedUPer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +53,11 @@ class UPerHead(nn.Module):
         size = features[0].shape[-2:]
         fused = self.fuse(torch.cat([maps[0], *(resize(x, size) for x in maps[1:])], dim=1))
         return self.classify(self.dropout(fused))
+
+    def streamed(self) -> StreamedUPer:
+        from crispseg.exact.upernet import StreamedUPer
+
+        return StreamedUPer(self)
 
     def pool_pyramid(self, x: Tensor) -> Tensor:
         pyramid = [

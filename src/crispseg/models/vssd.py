@@ -30,6 +30,8 @@ from crispseg.ops.train.gated_mixer import convolve_mix_gate
 from crispseg.ops.train.mlp import mlp
 
 if TYPE_CHECKING:
+    from crispseg.exact.backbone import StreamedVSSD
+    from crispseg.exact.mixers import StreamedAttention, StreamedNCSSD
     from crispseg.fused.backbone import FusedAttention, FusedMixer, FusedVSSD
 
 Fusion = Literal["raw", "normalized", "selective"]
@@ -175,6 +177,11 @@ class NCSSDMixer(nn.Module):
 
         return FusedMixer(self, dtype)
 
+    def streamed(self) -> StreamedNCSSD:
+        from crispseg.exact.mixers import StreamedNCSSD
+
+        return StreamedNCSSD(self)
+
     def _mix_at_once(self, projected: Tensor, gates: Gates) -> Tensor | None:
         """All between the two projections as one operation, where there are kernels for it."""
         assert self.conv2d.bias is not None
@@ -212,6 +219,11 @@ class AttentionMixer(nn.Module):
         from crispseg.fused.backbone import FusedAttention
 
         return FusedAttention(self, dtype)
+
+    def streamed(self) -> StreamedAttention:
+        from crispseg.exact.mixers import StreamedAttention
+
+        return StreamedAttention(self)
 
 
 class MLP(nn.Module):
@@ -328,6 +340,11 @@ class VSSD(nn.Module):
         from crispseg.fused.backbone import FusedVSSD
 
         return FusedVSSD(self, dtype)
+
+    def streamed(self) -> StreamedVSSD:
+        from crispseg.exact.backbone import StreamedVSSD
+
+        return StreamedVSSD(self)
 
 
 def backbone_config(name: str, **options: Any) -> VSSDConfig:

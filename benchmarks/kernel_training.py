@@ -21,12 +21,12 @@ from crispseg.ops import ncssd
 from crispseg.ops.maps.depthwise import depthwise3x3, depthwise3x3_norm
 from crispseg.ops.maps.normalize import layer_norm
 from crispseg.ops.maps.resizing import add_resized, resize_scores
-from crispseg.ops.train import cross_attention, residual_attention
+from crispseg.ops.train.cross_attention import few_tokens_attention
 from crispseg.ops.train.drop_path import add_kept
 from crispseg.ops.train.gated_mixer import convolve_mix_gate
 from crispseg.ops.train.matching import best_match
 from crispseg.ops.train.mlp import linear
-from crispseg.ops.train.residual_attention import Layers
+from crispseg.ops.train.residual_attention import Layers, residual_attention
 
 _IGNORED = 255
 
@@ -122,9 +122,7 @@ def attending(net: Network, place: Place, own: bool) -> Work:
     heads, inner, tokens = attention.heads, attention.q.out_features, net.model.num_classes
 
     def call(m: Any, q: Tensor, kv: Tensor) -> Tensor:
-        if cross_attention.takes(q, kv.shape[1], heads):
-            return cross_attention.few_tokens_attention(q, kv, heads)
-        return cross_attention.attention(q, *kv.chunk(2, dim=-1), heads)
+        return few_tokens_attention(q, kv, heads)
 
     q = net.draw(place.batch, tokens, inner)
     kv = net.draw(place.batch, tokens, 2 * inner) if own else net.pixels(place.batch, 2 * inner)
@@ -137,10 +135,7 @@ def reading_tokens(net: Network, place: Place) -> Work:
     def call(m: Any, x: Tensor, kv: Tensor) -> Tensor:
         (q, out), norm, heads = (m.pixels_to_tokens.q, m.pixels_to_tokens.out), m.norm4, m.pixels_to_tokens.heads
         layers = Layers(q.weight, q.bias, out.weight, out.bias, norm.weight, norm.bias)
-        if residual_attention.takes(x, kv.shape[1], heads, layers):
-            return residual_attention.residual_attention(x, kv, layers, norm.eps, heads)
-        read = cross_attention.attention(linear(x, q.weight, q.bias), *kv.chunk(2, dim=-1), heads)
-        return layer_norm(x + linear(read, out.weight, out.bias), norm.weight, norm.bias, norm.eps)
+        return residual_attention(x, kv, layers, norm.eps, heads)
 
     layer = net.head.layers[0]
     kv = net.draw(place.batch, net.model.num_classes, 2 * layer.pixels_to_tokens.q.out_features)

@@ -17,7 +17,7 @@ from crispseg.fused.layers import FusedNorm, Packed, Product, Ready, aligned, ch
 from crispseg.fused.stages import StageMaps
 from crispseg.ops.common.precision import sum_dtype
 from crispseg.ops.cpu import onednn
-from crispseg.ops.infer.block import MLP, Start, conv_norm_mlp, conv_norm_project, mlp_takes
+from crispseg.ops.infer.block import MLP, Start, conv_norm_mlp, conv_norm_project
 from crispseg.ops.infer.gated_mixer import gated_mixer
 from crispseg.ops.infer.token_attention import Norm
 from crispseg.ops.maps.convolution import convolve, convolve_image, halve_and_mix
@@ -200,8 +200,8 @@ class FusedBlock(Packed, Ready):
     def _mlp(self, x: Tensor, start: Start) -> Tensor:
         """One kernel, which adds the second bias itself and does without the constant, or three."""
         channels, hidden = x.shape[-1], self.hidden
-        if mlp_takes(x, hidden):
-            mlp = MLP(self.fc1[:, :hidden], self.fc1_bias[:hidden], self.fc2[:hidden], self.fc2_bias)
+        mlp = MLP(self.fc1[:, :hidden], self.fc1_bias[:hidden], self.fc2[:hidden], self.fc2_bias)
+        if conv_norm_mlp.takes(x, start, mlp):
             return conv_norm_mlp(x, start, mlp)
         x, normed = depthwise3x3_norm(x, *start)
         units = linear_gelu(normed.view(-1, channels), self.fc1, self.fc1_bias)

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from crispseg.layout import to_channels_first, to_channels_last
 from crispseg.ops.maps.resizing import resize_scores
-from crispseg.ops.train import batch_norm as norms
-from crispseg.ops.train import mlp as products
+from crispseg.ops.train.batch_norm import batch_norm
 from crispseg.ops.train.drop_path import add_kept, kept_scale
+from crispseg.ops.train.mlp import linear
 
 
 class BatchNorm2d(nn.BatchNorm2d):
@@ -20,7 +20,7 @@ class BatchNorm2d(nn.BatchNorm2d):
     """
 
     def forward(self, input: Tensor, relu: bool = False) -> Tensor:
-        if self.training and norms.takes(input) and self._is_usual():
+        if self.training and batch_norm.takes(input) and self._is_usual():
             return self._batch_norm(input, relu)
         if self.training and input.shape[0] * input.shape[2] * input.shape[3] == 1:
             y = nn.functional.batch_norm(
@@ -40,7 +40,7 @@ class BatchNorm2d(nn.BatchNorm2d):
     def _batch_norm(self, input: Tensor, relu: bool) -> Tensor:
         mean, variance, batches = self.running_mean, self.running_var, self.num_batches_tracked
         assert mean is not None and variance is not None and batches is not None and self.momentum is not None
-        return norms.batch_norm(input, self.weight, self.bias, mean, variance, batches, self.momentum, self.eps, relu)
+        return batch_norm(input, self.weight, self.bias, mean, variance, batches, self.momentum, self.eps, relu)
 
 
 class ConvNorm(nn.Module):
@@ -74,8 +74,8 @@ class ConvNorm(nn.Module):
     def _convolve(self, x: Tensor) -> Tensor:
         """With the ReLU, where there is no norm before it."""
         weight, bias, relu = self.conv.weight, self.conv.bias, self.act and self.norm is None
-        if bias is not None and self._is_linear and _channels_last(x) and products.takes(x, weight, bias):
-            return to_channels_first(products.linear(to_channels_last(x), weight.flatten(1), bias, relu=relu))
+        if bias is not None and self._is_linear and _channels_last(x) and linear.takes(x, weight, bias):
+            return to_channels_first(linear(to_channels_last(x), weight.flatten(1), bias, relu=relu))
         x = self.conv(x)
         return torch.relu(x) if relu else x
 

@@ -23,11 +23,10 @@ from crispseg.models.options import check_sizes
 from crispseg.ops.common.precision import widened
 from crispseg.ops.maps.normalize import layer_norm
 from crispseg.ops.maps.resizing import add_resized
-from crispseg.ops.train import residual_attention
-from crispseg.ops.train.cross_attention import attention, few_tokens_attention, takes
+from crispseg.ops.train.cross_attention import attention, few_tokens_attention
 from crispseg.ops.train.matching import best_match, match
 from crispseg.ops.train.mlp import linear
-from crispseg.ops.train.residual_attention import Layers
+from crispseg.ops.train.residual_attention import Layers, residual_attention
 
 if TYPE_CHECKING:
     from crispseg.exact.context import Context
@@ -196,7 +195,7 @@ class Attention(nn.Module):
 
     def forward(self, query: Tensor, source: Tensor) -> Tensor:
         q = linear(query, self.q.weight, self.q.bias)
-        if takes(q, source.shape[1], self.heads):
+        if few_tokens_attention.takes(q, source, self.heads):
             y = few_tokens_attention(q, self.keys_and_values(source), self.heads)
         else:
             y = attention(q, self.k(source), self.v(source), self.heads)
@@ -252,10 +251,8 @@ class TwoWayLayer(nn.Module):
         reading, norm = self.pixels_to_tokens, self.norm4
         q, out = reading.q, reading.out
         layers = Layers(q.weight, q.bias, out.weight, out.bias, norm.weight, norm.bias)
-        if residual_attention.takes(pixels, tokens.shape[1], reading.heads, layers):
-            return residual_attention.residual_attention(
-                pixels, reading.keys_and_values(tokens), layers, norm.eps, reading.heads
-            )
+        if residual_attention.takes(pixels, tokens, layers, norm.eps, reading.heads):
+            return residual_attention(pixels, reading.keys_and_values(tokens), layers, norm.eps, reading.heads)
         return layer_norm(pixels + reading(pixels, tokens), norm.weight, norm.bias, norm.eps)
 
 

@@ -165,9 +165,9 @@ class NCSSDMixer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         projected, gates = self._project(x), self.gates()
-        mixed = None if self.selection is not None else self._mix_at_once(projected, gates)
-        if mixed is not None:
-            return self.out_proj(mixed)
+        at_once = self._at_once(projected, gates)
+        if self.selection is None and convolve_mix_gate.takes(*at_once):
+            return self.out_proj(convolve_mix_gate(*at_once))
         z, xbc, dt = self._split(projected)
         v, b, c, rho = self.tokens(self.convolve(xbc), dt)
         return self.finish(ncssd(v, b, c, rho, self.D, gates, self.rule), z)
@@ -182,22 +182,10 @@ class NCSSDMixer(nn.Module):
 
         return StreamedNCSSD(self)
 
-    def _mix_at_once(self, projected: Tensor, gates: Gates) -> Tensor | None:
-        """All between the two projections as one operation, where there are kernels for it."""
-        assert self.conv2d.bias is not None
-        return convolve_mix_gate(
-            projected,
-            self.conv2d.weight,
-            self.conv2d.bias,
-            self.dt_bias,
-            self.A_log,
-            self.D,
-            gates,
-            self.rule,
-            self.norm.weight,
-            self.norm.bias,
-            self.norm.eps,
-        )
+    def _at_once(self, projected: Tensor, gates: Gates) -> Any:
+        """What all between the two projections is made of, as one operation, where there are kernels for it."""
+        parameters = self.conv2d.weight, self.conv2d.bias, self.dt_bias, self.A_log, self.D
+        return projected, *parameters, gates, self.rule, self.norm.weight, self.norm.bias, self.norm.eps
 
 
 class AttentionMixer(nn.Module):

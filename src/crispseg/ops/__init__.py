@@ -13,7 +13,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from crispseg.errors import unknown
-from crispseg.ops.dispatch import ENVIRONMENT_VARIABLE, HAS_TRITON, exporting, only
+from crispseg.ops.dispatch import ENVIRONMENT_VARIABLE, HAS_TRITON, off, only
 from crispseg.ops.nc_ssd import formula as _torch
 from crispseg.ops.nc_ssd import reference as _reference
 from crispseg.ops.nc_ssd.formula import QuerySums, State, accumulate, add_query_sums, add_states, query_sums, read_out
@@ -32,6 +32,7 @@ __all__ = [
     "add_query_sums",
     "add_states",
     "ncssd",
+    "off",
     "only",
     "query_sums",
     "read_out",
@@ -69,9 +70,7 @@ def ncssd(
     LayerNorm follows it in the network.
     """
     name = forced_backend(backend)
-    if name is None:
-        name = "triton" if _triton_takes(v, b, c, rho, d, gates, rule) else "torch"
-    return BACKENDS[name](v, b, c, rho, d, gates, rule)
+    return (_torch.dispatched if name is None else BACKENDS[name])(v, b, c, rho, d, gates, rule)
 
 
 def forced_backend(name: str | None) -> str | None:
@@ -80,7 +79,3 @@ def forced_backend(name: str | None) -> str | None:
     if name and name not in BACKENDS:
         raise unknown("operator backend", name, BACKENDS)
     return name or None
-
-
-def _triton_takes(v: Tensor, b: Tensor, c: Tensor, rho: Tensor, d: Tensor, gates: Gates, rule: Rule) -> bool:
-    return HAS_TRITON and v.is_cuda and not exporting() and _triton.supports(v, b, c, rho, d, gates, rule)

@@ -1,21 +1,64 @@
-"""Which backend is wanted: whether Triton's kernels can run here, and whether somebody forbade or forced them."""
+"""Which path an operator takes: its Triton kernel, or its formula in plain torch.
+
+A formula becomes an operator by a decorator, and its kernel is registered with it:
+
+    @operator("layer_norm", dtypes=FLOATS)
+    def layer_norm(x, weight, bias, eps): ...  # the formula
+
+    @layer_norm.kernel  # or operator(..., kernels="maps.normalize_kernels"), where it has the same name and arguments
+    def _(x, weight, bias, eps): ...
+
+    @layer_norm.unless  # what else keeps the kernel from being taken, in a word
+    def _(x, weight, bias, eps): ...
+
+A kernel that does not compile or fit on this GPU is given up, with one warning, and the formula takes its place from
+then on. `CRISPSEG_OFF=layer_norm,mlp` and `with off("layer_norm", "mlp"):` switch single kernels off,
+`CRISPSEG_OPS_BACKEND=torch` and `with only("torch"):` all of them. `crisp doctor` lists them.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import importlib.util
 import os
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from importlib import metadata
+from typing import Any, Generic, Literal, ParamSpec, TypeVar
 
 import torch
-from torch import version
+from torch import Tensor, version
+
+from crispseg.errors import unknown
 
 ENVIRONMENT_VARIABLE = "CRISPSEG_OPS_BACKEND"
-_SHARED_MEMORY = 227 * 1024
+OFF_VARIABLE = "CRISPSEG_OFF"
+
+HALF = (torch.bfloat16, torch.float16)
+FLOATS = (torch.float32, *HALF)
+DATA_CENTRE = 227 * 1024  # bytes of shared memory that a program of Hopper and newer has; others have 99 to 163 KB
 
 OLDEST_TRITON = (3, 6)  # programmatic dependent launch; older ones do not even import the kernels
+
+# Where operators are registered. None of these needs Triton.
+_MODULES = (
+    "crispseg.ops",
+    *(f"crispseg.ops.maps.{name}" for name in ("convolution", "depthwise", "normalize", "resizing")),
+    *(f"crispseg.ops.infer.{name}" for name in ("block", "gated_mixer", "matching", "pixel_attention")),
+    "crispseg.ops.infer.token_attention",
+    *(f"crispseg.ops.train.{name}" for name in ("batch_norm", "cross_attention", "cross_entropy", "drop_path")),
+    *(f"crispseg.ops.train.{name}" for name in ("gated_mixer", "matching", "mlp", "residual_attention")),
+)
+
+Gradients = Literal["any", "none", "needed"]
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class KernelWarning(UserWarning):
+    """A kernel does not run on this machine; its formula does."""
 
 
 def _has_triton() -> bool:
@@ -33,38 +76,166 @@ def _has_triton() -> bool:
 
 HAS_TRITON = _has_triton()
 
-
-def kernels_wanted() -> bool:
-    """Whether operators with kernels of their own may use them: not in an exported program, which must run where
-    Triton is not installed."""
-    return HAS_TRITON and not exporting() and os.environ.get(ENVIRONMENT_VARIABLE) in (None, "", "triton")
+_REGISTERED: dict[str, Operator[..., Any]] = {}
+_OFF: set[str] = set()  # by `off`
+_interpreting = False  # tensors on a CPU count as being on a GPU, for tests
 
 
-def exporting() -> bool:
-    """Whether torch.export is at work. While torch.compile traces, torch 2.11 says so of itself as well."""
-    return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
+class Operator(Generic[P, R]):
+    """A formula, and the kernel that takes its place where it can."""
+
+    def __init__(
+        self,
+        formula: Callable[P, R],
+        name: str,
+        dtypes: tuple[torch.dtype, ...],
+        gradients: Gradients,
+        room: int,
+        of: Callable[..., tuple[Tensor, ...]] | None,
+        kernels: str | None,
+    ) -> None:
+        self.formula, self.name, self.dtypes, self.gradients, self.room = formula, name, dtypes, gradients, room
+        self.failure: str | None = None  # why the kernel was given up
+        self._of = of
+        self._kernels = kernels
+        self._kernel: Callable[..., R] | None = None
+        self._unless: Callable[..., str | None] | None = None
+        functools.update_wrapper(self, formula)
+
+    def kernel(self, function: Callable[..., R]) -> Callable[..., R]:
+        self._kernel = function
+        return function
+
+    def unless(self, function: Callable[..., str | None]) -> Callable[..., str | None]:
+        self._unless = function
+        return function
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        if self.why_not(*args, **kwargs) is None:
+            if torch.compiler.is_compiling():
+                return self.by_kernel(*args, **kwargs)
+            try:
+                return self.by_kernel(*args, **kwargs)
+            except Exception as error:
+                if not _is_tritons(error):
+                    raise
+                self.give_up(error)
+        return self.formula(*args, **kwargs)
+
+    def by_kernel(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Whether it is for these arguments or not."""
+        if self._kernel is None:  # its module needs Triton
+            self._kernel = getattr(importlib.import_module(f"crispseg.ops.{self._kernels}"), self.formula.__name__)
+            assert self._kernel is not None
+        return self._kernel(*args, **kwargs)
+
+    def takes(self, *args: Any, **kwargs: Any) -> bool:
+        """Whether the kernel is taken for these arguments; those that nobody asks about may be left out."""
+        return self.why_not(*args, **kwargs) is None
+
+    def why_not(self, *args: Any, **kwargs: Any) -> str | None:
+        """Why the formula is taken for these arguments; None where the kernel is."""
+        tensors = self._of(*args, **kwargs) if self._of else [x for x in args if isinstance(x, Tensor)]
+        for x in tensors:
+            if not x.is_cuda and not _interpreting:
+                return "not on a GPU"
+            if x.dtype not in self.dtypes:
+                return f"{x.dtype}"
+        if self.gradients != "any":
+            asked = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+            if asked != (self.gradients == "needed"):
+                return "a gradient is asked for" if asked else "no gradient is asked for"
+        why = self._why_not_now() or (_why_no_room(tensors[0].device, self.room) if self.room else None)
+        return why or (self._unless(*args, **kwargs) if self._unless is not None else None)
+
+    def why_not_on(self, device: torch.device) -> str | None:
+        """What keeps the kernel from running on this device, whatever its arguments."""
+        if device.type != "cuda" and not _interpreting:
+            return "not on a GPU"
+        return self._why_not_now() or _why_no_room(device, self.room)
+
+    def _why_not_now(self) -> str | None:
+        if self.failure is not None:
+            return self.failure
+        named = os.environ.get(OFF_VARIABLE)
+        if self.name in _OFF or (named and self.name in _switched_off(named)):
+            return "switched off"
+        return why_no_kernels()
+
+    def give_up(self, error: BaseException) -> None:
+        """From now on the formula, after one warning."""
+        if self.failure is None:
+            self.failure = " ".join(str(error).split())[:200] or type(error).__name__
+            warnings.warn(
+                f"the kernel of {self.name} does not run on this machine, its formula takes over: {self.failure}",
+                KernelWarning,
+                stacklevel=3,
+            )
+
+    def gradients_by_formula(
+        self, error: BaseException, formula: Callable[..., Any] | None, gradients: Any, inputs: Any
+    ) -> Any:
+        """The gradients of tensors among the inputs, where the kernel for them failed; raises what is not Triton's."""
+        if not _is_tritons(error):
+            raise error
+        self.give_up(error)
+        leaves = [x.detach().requires_grad_(x.is_floating_point()) if isinstance(x, Tensor) else x for x in inputs]
+        compute: Callable[..., Any] = formula or self.formula
+        with torch.enable_grad():
+            found = compute(*leaves)
+        outputs = [found] if isinstance(found, Tensor) else list(found)
+        pairs = [(y, g) for y, g in zip(outputs, gradients, strict=False) if g is not None and y.requires_grad]
+        wanted = [x for x in leaves if isinstance(x, Tensor) and x.requires_grad]
+        ys, gs = zip(*pairs, strict=True)
+        made = iter(torch.autograd.grad(ys, wanted, gs, allow_unused=True))
+        return [next(made) if x.requires_grad else None for x in leaves if isinstance(x, Tensor)]
 
 
-@functools.cache
-def has_room(device: torch.device) -> bool:
-    """Whether a program has the 227 KB of shared memory that inference kernels were cut for: data-centre GPUs from
-    Hopper on. Others have 99 to 163, and run the formulas instead."""
-    properties = torch.cuda.get_device_properties(device)
-    return int(getattr(properties, "shared_memory_per_block_optin", 0)) >= _SHARED_MEMORY
+def operator(
+    name: str,
+    dtypes: tuple[torch.dtype, ...] = HALF,
+    gradients: Gradients = "any",
+    room: int = 0,
+    of: Callable[..., tuple[Tensor, ...]] | None = None,
+    kernels: str | None = None,
+) -> Callable[[Callable[P, R]], Operator[P, R]]:
+    """Makes an operator of a formula.
 
-
-def kernels_apply(*tensors: torch.Tensor) -> bool:
-    """Whether inference kernels are for these tensors: on CUDA with room for them, in half precision, and no
-    gradient is asked for.
-
-    In float32 most of the work is products that tensor cores do not help with, and torch's own are as fast.
+    dtypes: of the tensors, which are `of` the arguments (all that are tensors). gradients: "none" is for inference
+    only, "needed" only where one is asked for. room: bytes of shared memory that the kernel was cut for. kernels: the
+    module of `crispseg.ops` with the kernel's launch, where that is called like the formula.
     """
-    return (
-        all(x.is_cuda and x.dtype in (torch.bfloat16, torch.float16) for x in tensors)
-        and not (torch.is_grad_enabled() and any(x.requires_grad for x in tensors))
-        and kernels_wanted()
-        and has_room(tensors[0].device)
-    )
+
+    def register(formula: Callable[P, R]) -> Operator[P, R]:
+        made = Operator(formula, name, dtypes, gradients, room, of, kernels)
+        _REGISTERED[name] = made
+        return made
+
+    return register
+
+
+def operators() -> dict[str, Operator[..., Any]]:
+    """All of them, by name."""
+    for module in _MODULES:
+        importlib.import_module(module)
+    return dict(sorted(_REGISTERED.items()))
+
+
+def too_many(count: int, most: int, what: str) -> str | None:
+    """A word for `unless`."""
+    return f"more than {most} {what}" if count > most else None
+
+
+@contextlib.contextmanager
+def off(*names: str) -> Iterator[None]:
+    """Within the block these operators take their formulas."""
+    _check(names)
+    added = set(names) - _OFF
+    _OFF.update(added)
+    try:
+        yield
+    finally:
+        _OFF.difference_update(added)
 
 
 @contextlib.contextmanager
@@ -78,3 +249,68 @@ def only(name: str) -> Iterator[None]:
         os.environ.pop(ENVIRONMENT_VARIABLE)
         if before is not None:
             os.environ[ENVIRONMENT_VARIABLE] = before
+
+
+@contextlib.contextmanager
+def through_the_interpreter() -> Iterator[None]:
+    """Within the block kernels are taken on a CPU as they would be on a GPU; Triton's interpreter must be on."""
+    global _interpreting
+    _interpreting = True
+    try:
+        yield
+    finally:
+        _interpreting = False
+
+
+@functools.cache
+def _switched_off(names: str) -> frozenset[str]:
+    given = frozenset(name.strip() for name in names.split(",") if name.strip())
+    if given:
+        _check(given)
+    return given
+
+
+def _check(names: Any) -> None:
+    for name in names:
+        if name not in operators():
+            raise unknown("operator", name, operators())
+
+
+def why_no_kernels() -> str | None:
+    """What keeps all kernels from running: not in an exported program, which must run where Triton is not installed."""
+    if not HAS_TRITON:
+        return "no Triton for CUDA is installed"
+    if os.environ.get(ENVIRONMENT_VARIABLE) not in (None, "", "triton"):
+        return f"{ENVIRONMENT_VARIABLE}={os.environ[ENVIRONMENT_VARIABLE]}"
+    return "an exported program must run without Triton" if exporting() else None
+
+
+def kernels_wanted() -> bool:
+    """Whether operators may use their kernels."""
+    return why_no_kernels() is None
+
+
+def exporting() -> bool:
+    """Whether torch.export is at work. While torch.compile traces, torch 2.11 says so of itself as well."""
+    return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
+
+
+@functools.cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes that one program can have; where Triton's interpreter runs, as many as it likes."""
+    if device.type != "cuda":
+        return 1 << 30
+    return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0))
+
+
+@functools.cache
+def _why_no_room(device: torch.device, room: int) -> str | None:
+    has = shared_memory(device)
+    return None if has >= room else f"{has // 1024} KB of shared memory, where the kernel was cut for {room // 1024}"
+
+
+def _is_tritons(error: BaseException) -> bool:
+    """Whether a kernel does not compile or does not fit here. What it did wrong while it ran is not hidden."""
+    if isinstance(error, RuntimeError):
+        return "PassManager::run failed" in str(error) or "no kernel image" in str(error)
+    return any(kind.__module__ == "triton.errors" for kind in type(error).__mro__)

@@ -5,7 +5,7 @@ import torch
 
 from crispseg.fused import backbone
 from crispseg.models.vssd import VARIANTS, Block
-from crispseg.ops.infer import block
+from crispseg.ops import dispatch
 from crispseg.ops.infer import block_launch as launch
 from tests.conftest import relative_error
 from tests.ops.infer.test_block import check_mlp, check_project, make_map, make_mlp, make_product, make_start
@@ -55,7 +55,7 @@ def test_a_block_by_each_way(monkeypatch, whole):
     with torch.no_grad():
         truth = made(x.double())
         fused = backbone.FusedBlock(made, torch.float32)
-        monkeypatch.setattr(block, "kernels_apply", lambda x: True)
-        if not whole:
-            monkeypatch.setattr(backbone, "mlp_takes", lambda x, hidden: False)
-        assert relative_error(fused(x), truth) < BOUNDS[torch.float32]
+        for operator in dispatch.operators().values():
+            monkeypatch.setattr(operator, "dtypes", dispatch.FLOATS)
+        with dispatch.through_the_interpreter(), dispatch.off(*([] if whole else ["conv_norm_mlp"])):
+            assert relative_error(fused(x), truth) < BOUNDS[torch.float32]

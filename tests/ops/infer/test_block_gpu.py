@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from crispseg.ops.infer.block import conv_norm_mlp, conv_norm_project, mlp_takes, project_takes
+from crispseg.ops.infer.block import conv_norm_mlp, conv_norm_project
 from tests.ops.infer.test_block import check_mlp, check_project, make_map, make_mlp, make_product, make_start
 
 pytestmark = [
@@ -33,8 +33,8 @@ def make(size, channels, dtype, scale=1.0, batch=2):
 def test_projection(size, channels, out, dtype):
     """Of few pixels by torch's operations."""
     x, start = make(size, channels, dtype)
-    assert project_takes(x) == (size == (130, 127))
     matrix = make_product(channels, out, dtype, "cuda")
+    assert conv_norm_project.takes(x, start, matrix) == (size == (130, 127))
     check_project(conv_norm_project, x, start, matrix, BOUND)
 
 
@@ -44,18 +44,20 @@ def test_projection(size, channels, out, dtype):
 def test_mlp(size, channels, dtype):
     """Those of 128 channels and few pixels by torch's operations."""
     x, start = make(size, channels, dtype)
-    assert mlp_takes(x, 4 * channels) == (channels < 128 or size == (130, 127))
-    check_mlp(conv_norm_mlp, x, start, make_mlp(channels, 4 * channels, dtype, "cuda"), BOUND)
+    mlp = make_mlp(channels, 4 * channels, dtype, "cuda")
+    assert conv_norm_mlp.takes(x, start, mlp) == (channels < 128 or size == (130, 127))
+    check_mlp(conv_norm_mlp, x, start, mlp, BOUND)
 
 
 @pytest.mark.parametrize("channels", [32, 64, 128])
 def test_many_pixels_and_large_values(channels):
     """In float16 values of 1e3 leave no room for sums."""
     x, start = make((131, 130), channels, torch.bfloat16, 1e3, batch=3)
-    assert project_takes(x) == (channels < 128)
+    assert conv_norm_project.takes(x, start) == (channels < 128)
     check_project(conv_norm_project, x, start, make_product(channels, 392, torch.bfloat16, "cuda"), BOUND)
-    assert mlp_takes(x, 4 * channels)
-    check_mlp(conv_norm_mlp, x, start, make_mlp(channels, 4 * channels, torch.bfloat16, "cuda"), BOUND)
+    mlp = make_mlp(channels, 4 * channels, torch.bfloat16, "cuda")
+    assert conv_norm_mlp.takes(x, start, mlp)
+    check_mlp(conv_norm_mlp, x, start, mlp, BOUND)
 
 
 def test_units_far_from_zero():
@@ -66,8 +68,9 @@ def test_units_far_from_zero():
 
 
 def test_what_the_kernels_leave_to_torch():
-    x, _ = make((4, 4), 64, torch.float32)
-    assert not project_takes(x)
-    assert not mlp_takes(x, 256)
-    assert not project_takes(make((4, 4), 96, torch.bfloat16)[0])
-    assert not mlp_takes(make((4, 4), 64, torch.bfloat16)[0], 100)
+    x, start = make((4, 4), 64, torch.float32)
+    assert conv_norm_project.why_not(x, start) == "torch.float32"
+    assert conv_norm_mlp.why_not(x, start, make_mlp(64, 256, torch.float32, "cuda")) == "torch.float32"
+    x, start = make((4, 4), 64, torch.bfloat16)
+    assert not conv_norm_project.takes(*make((4, 4), 96, torch.bfloat16))
+    assert not conv_norm_mlp.takes(x, start, make_mlp(64, 100, torch.bfloat16, "cuda"))

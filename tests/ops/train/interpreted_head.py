@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from crispseg.models import omp
 from crispseg.models.omp import OMPConfig, OMPHead
+from crispseg.ops import dispatch
 from crispseg.ops.maps import resizing
 from crispseg.ops.train import cross_attention, residual_attention
 from crispseg.ops.train import matching as cosines
@@ -179,10 +179,11 @@ def test_a_head_with_and_without_kernels(monkeypatch, neck):
         return logits.detach(), torch.cat([p.grad.flatten() for p in head.parameters()])
 
     logits, gradients = step()
-    monkeypatch.setattr(omp, "takes", lambda *args: True)
-    monkeypatch.setattr(residual_attention, "takes", lambda x, *args: x.is_contiguous())
-    monkeypatch.setattr(cosines, "_use_kernels", lambda *args: True)
-    monkeypatch.setattr(resizing, "_use_kernels", lambda *args: True)
-    by_kernels = step()
+    for operator in dispatch.operators().values():
+        monkeypatch.setattr(operator, "dtypes", dispatch.FLOATS)
+    whole = residual_attention.residual_attention
+    monkeypatch.setattr(whole, "_unless", lambda x, *args: None if x.is_contiguous() else "not contiguous")
+    with dispatch.through_the_interpreter():
+        by_kernels = step()
     assert relative_error(by_kernels[0], logits) < 1e-4
     assert relative_error(by_kernels[1], gradients) < 1e-4

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from crispseg.models.layers import BatchNorm2d, ConvNorm
-from crispseg.ops.train.batch_norm import batch_norm, takes
+from crispseg.ops.train.batch_norm import batch_norm
 from tests.conftest import relative_error
 from tests.ops.train.test_mlp import BOUNDS
 
@@ -42,7 +42,7 @@ def make_norm(channels, device="cpu"):
 
 def by_operator(norm, x, relu):
     running = norm.running_mean, norm.running_var, norm.num_batches_tracked
-    return batch_norm(x, norm.weight, norm.bias, *running, norm.momentum, norm.eps, relu)
+    return batch_norm.by_kernel(x, norm.weight, norm.bias, *running, norm.momentum, norm.eps, relu)
 
 
 def by_layer(norm, x, relu):
@@ -81,8 +81,8 @@ def test_layer_without_kernels(relu):
 
 
 def test_kernels_are_for_half_precision_maps_on_a_gpu():
-    assert not takes(make_map((2, 4, 3, 3)))
-    assert not takes(make_map((2, 4, 3, 3), torch.bfloat16))
+    assert not batch_norm.takes(make_map((2, 4, 3, 3)))
+    assert not batch_norm.takes(make_map((2, 4, 3, 3), torch.bfloat16))
 
 
 @pytest.mark.parametrize("act", [False, True])

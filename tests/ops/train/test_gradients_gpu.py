@@ -80,7 +80,7 @@ def test_compiles_to_one_graph_forward_and_backward():
 def test_the_torch_backend_leaves_it_to_the_formula(monkeypatch):
     monkeypatch.setenv("CRISPSEG_OPS_BACKEND", "torch")
     tensors, values = make_projected((4, 5), device="cuda")
-    assert convolve_mix_gate(*tensors[:6], make_gates(values), Rule(), *tensors[6:], 1e-5) is None
+    assert not convolve_mix_gate.takes(*tensors[:6], make_gates(values), Rule(), *tensors[6:], 1e-5)
     x, weight, bias = torch.randn(5, 64, device="cuda"), *torch.randn(2, 64, device="cuda")
     assert torch.equal(layer_norm(x, weight, bias, 1e-5), torch.nn.functional.layer_norm(x, (64,), weight, bias, 1e-5))
 

@@ -48,7 +48,7 @@ def agree(function, formula, tensors, bound=1e-2):
 def attend(heads):
     def function(q, k, v):
         kv = torch.cat([k, v], -1)
-        assert cross_attention.takes(q, kv.shape[1], heads)
+        assert cross_attention.few_tokens_attention.takes(q, kv, heads)
         return cross_attention.few_tokens_attention(q, kv, heads)
 
     return function
@@ -85,7 +85,7 @@ def test_best_cosines(size, scale):
     pixels, classes, count, width = size
     x = draw(2, width, pixels, 1, scale=scale)
     prototypes = torch.nn.functional.normalize(torch.randn(2, classes, count, width, device="cuda"), dim=-1)
-    assert cosines._use_kernels(x, prototypes)
+    assert cosines.best_match.takes(x, prototypes)
     agree(
         lambda x, p: cosines.best_match(x, p)[0].flatten(2),
         lambda x, p: best_of(x.flatten(2).transpose(1, 2), p),
@@ -105,7 +105,7 @@ def in_planes(size):
 @pytest.mark.parametrize(("low", "size"), MAPS)
 def test_resized_maps(low, size, layout, dtype):
     x, finer = (draw(2, 136, *shape, dtype=dtype).contiguous(memory_format=layout) for shape in (low, size))
-    assert resizing._use_kernels(x, size)
+    assert resizing.add_resized.takes(finer, x)
     agree(resizing.add_resized, lambda y, x: in_planes(size)(x) + y, (finer, x))
 
 
@@ -151,7 +151,7 @@ def test_residual_attention(size):
 
     def function(x, kv, *layers):
         layers = residual_attention.Layers(*layers)
-        assert residual_attention.takes(x, kv.shape[1], heads, layers)
+        assert residual_attention.residual_attention.takes(x, kv, layers, 1e-5, heads)
         return residual_attention.residual_attention(x, kv, layers, 1e-5, heads)
 
     agree(function, residual_formula(heads), make_residual(*size, torch.bfloat16, "cuda"), bound=2e-2)

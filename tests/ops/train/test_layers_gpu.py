@@ -70,7 +70,7 @@ def test_scaled_inputs_and_half_precision_parameters(scale):
 @pytest.mark.parametrize("relu", [False, True])
 def test_batch_norm(scale, dtype, shape, relu):
     x, norm = make_map(shape, dtype, scale, offset=1.0, device="cuda"), make_norm(shape[1], "cuda")
-    assert norms.takes(x)
+    assert norms.batch_norm.takes(x)
     of_norms.check(by_layer, norm, x, relu)
 
 

@@ -1,21 +1,21 @@
 """The two halves of a block up to where the map must be whole again, each as one operation for inference.
 
 Both begin with `Start`: y = x + depthwise3x3(x) + bias, and its LayerNorm. `conv_norm_project` goes on to a product,
-`conv_norm_mlp` through the MLP to the end of the block. Every function is its formula in plain torch; on CUDA a Triton
-kernel takes its place, in which the normalised map and the hidden units never leave the program that made them.
-Their GELU is the tanh form, at most 5e-4 from the exact one: less than half precision rounds.
+`conv_norm_mlp` through the MLP to the end of the block. In the kernels the normalised map and the hidden units never
+leave the program that made them. Their GELU is the tanh form, at most 5e-4 from the exact one: less than half precision
+rounds.
 
 Maps are (B, H, W, C).
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.nn import functional
 
-from crispseg.ops.dispatch import kernels_apply
+from crispseg.ops.dispatch import DATA_CENTRE, operator
 from crispseg.ops.maps.depthwise import depthwise3x3_norm
 
 # Channels of the maps that the kernels take. With more of them a convolution and products of cuBLAS are faster, and
@@ -24,6 +24,7 @@ _FEW = (32, 64)
 _MLP_OF_MANY_PIXELS = (128,)
 _MANY_PIXELS = 16384
 _UNITS = 64  # hidden units come in multiples of it
+_SLOWER = "a convolution and products of cuBLAS are faster"
 
 
 class Start(NamedTuple):
@@ -43,38 +44,50 @@ class MLP(NamedTuple):
     fc2_bias: Tensor
 
 
-def project_takes(x: Tensor) -> bool:
-    """Whether `conv_norm_project` runs as a kernel."""
-    return kernels_apply(x) and x.shape[-1] in _FEW and _many(x)
+def _the_map(x: Tensor, *rest: Any) -> tuple[Tensor]:
+    return (x,)
 
 
-def mlp_takes(x: Tensor, hidden: int) -> bool:
-    """Whether `conv_norm_mlp` runs as a kernel; where not, it is faster to call what it consists of one by one."""
-    fits = x.shape[-1] in _FEW or (x.shape[-1] in _MLP_OF_MANY_PIXELS and _many(x))
-    return kernels_apply(x) and fits and hidden % _UNITS == 0
-
-
+@operator("conv_norm_project", gradients="none", room=DATA_CENTRE, of=_the_map)
 def conv_norm_project(x: Tensor, start: Start, matrix: Tensor) -> tuple[Tensor, Tensor]:
     """y, and LayerNorm(y) @ matrix: (B, H, W, C) and (B, H, W, out).
 
     matrix (C, out), a view of (out, C). The second result may be a view into a wider map.
     """
-    if project_takes(x):
-        from crispseg.ops.infer import block_launch
-
-        return block_launch.project(x, start, matrix)
     y, normed = depthwise3x3_norm(x, *start)
     return y, normed @ matrix
 
 
+@conv_norm_project.unless
+def _(x: Tensor, *rest: Any) -> str | None:
+    return None if x.shape[-1] in _FEW and _many(x) else _SLOWER
+
+
+@conv_norm_project.kernel
+def _(x: Tensor, start: Start, matrix: Tensor) -> tuple[Tensor, Tensor]:
+    from crispseg.ops.infer import block_launch
+
+    return block_launch.project(x, start, matrix)
+
+
+@operator("conv_norm_mlp", gradients="none", room=DATA_CENTRE, of=_the_map)
 def conv_norm_mlp(x: Tensor, start: Start, mlp: MLP) -> Tensor:
     """y + gelu(LayerNorm(y) @ fc1 + fc1_bias) @ fc2 + fc2_bias."""
-    if mlp_takes(x, mlp.fc1.shape[1]):
-        from crispseg.ops.infer import block_launch
-
-        return block_launch.mlp(x, start, mlp)
     y, normed = depthwise3x3_norm(x, *start)
     return y + functional.gelu(normed @ mlp.fc1 + mlp.fc1_bias) @ mlp.fc2 + mlp.fc2_bias
+
+
+@conv_norm_mlp.unless
+def _(x: Tensor, start: Start, mlp: MLP) -> str | None:
+    fits = x.shape[-1] in _FEW or (x.shape[-1] in _MLP_OF_MANY_PIXELS and _many(x))
+    return None if fits and mlp.fc1.shape[1] % _UNITS == 0 else _SLOWER
+
+
+@conv_norm_mlp.kernel
+def _(x: Tensor, start: Start, mlp: MLP) -> Tensor:
+    from crispseg.ops.infer import block_launch
+
+    return block_launch.mlp(x, start, mlp)
 
 
 def _many(x: Tensor) -> bool:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
 from crispseg.ops import BACKENDS, forced_backend, ncssd
 from crispseg.ops.common.precision import widened
-from crispseg.ops.dispatch import exporting
+from crispseg.ops.dispatch import FLOATS, operator
 from crispseg.ops.nc_ssd.spec import Gates, Rule
 
 if "triton" in BACKENDS:
@@ -40,25 +39,12 @@ def gated_mixer(
     """
     arguments = (xbc, dt, z, dt_bias, a_log, d, gates, rule, norm_weight, norm_bias, eps)
     name = forced_backend(backend)
-    if name == "triton" or (name is None and _triton_takes(xbc, dt, z, dt_bias, a_log, d, gates, rule)):
+    if name == "triton":
         return gated_mixer_launch.gated_mixer(*arguments)
-    return _formula(*arguments, name)
+    return _dispatched(*arguments) if name is None else formula(*arguments, name)
 
 
-def _triton_takes(xbc: Tensor, dt: Tensor, z: Tensor, *rest: Any) -> bool:
-    *parameters, gates, rule = rest
-    tensors = (xbc, dt, z, *parameters, *(x for x in gates if x is not None))
-    without_gradients = not torch.is_grad_enabled() or not any(x.requires_grad for x in tensors)
-    return (
-        "triton" in BACKENDS
-        and xbc.is_cuda
-        and without_gradients
-        and not exporting()
-        and gated_mixer_launch.supports(xbc, dt, z, rule)
-    )
-
-
-def _formula(
+def formula(
     xbc: Tensor,
     dt: Tensor,
     z: Tensor,
@@ -70,8 +56,9 @@ def _formula(
     norm_weight: Tensor,
     norm_bias: Tensor,
     eps: float,
-    backend: str | None,
+    backend: str | None = None,
 ) -> Tensor:
+    """In plain torch, with gradients; NC-SSD itself on a backend of its own choice."""
     inner = z.shape[-1]
     state = (xbc.shape[-1] - inner) // 2
     v, b, c = xbc.split([inner, state, state], dim=-1)
@@ -79,3 +66,24 @@ def _formula(
     y = ncssd(v.unflatten(-1, (dt.shape[-1], -1)), b, c, rho, d, gates, rule, backend)  # v (B, L, H, P)
     y = functional.layer_norm(y.flatten(2), (inner,), norm_weight.to(y.dtype), norm_bias.to(y.dtype), eps)
     return y.to(z.dtype) * z
+
+
+def _tensors(*arguments: Any) -> tuple[Tensor, ...]:
+    return *arguments[:6], *(x for x in arguments[6] if x is not None)
+
+
+@operator("gated_mixer", dtypes=FLOATS, gradients="none", of=_tensors)
+def _dispatched(*arguments: Any) -> Tensor:
+    return formula(*arguments)
+
+
+@_dispatched.unless
+def _(*arguments: Any) -> str | None:
+    xbc, dt, z, rule = (*arguments[:3], arguments[7])
+    supported = gated_mixer_launch.supports(xbc, dt, z, rule)
+    return None if supported else "sizes or a rule that it does not know"
+
+
+@_dispatched.kernel
+def _(*arguments: Any) -> Tensor:
+    return gated_mixer_launch.gated_mixer(*arguments)

@@ -7,8 +7,8 @@ import triton
 from torch import Tensor
 
 from crispseg.errors import UserError
+from crispseg.ops.common.custom import custom_op
 from crispseg.ops.common.hardware import multiprocessors
-from crispseg.ops.common.precision import without_autocast
 from crispseg.ops.infer import gated_mixer_kernels
 from crispseg.ops.nc_ssd.launch import (
     FORCED,
@@ -63,14 +63,7 @@ def gated_mixer(
     return _gated_mixer(xbc, dt, z, *parameters, eps, rule.fusion == "normalized", rule.skip == "before")
 
 
-@torch.library.custom_op(
-    "crispseg::gated_mixer",
-    mutates_args=(),
-    schema="(Tensor xbc, Tensor dt, Tensor z, Tensor dt_bias, Tensor a_log, Tensor d, Tensor? residual, Tensor? omega, "
-    "Tensor? s, Tensor? t, Tensor norm_weight, Tensor norm_bias, float eps, bool normalized, bool skip_before) "
-    "-> Tensor",
-)
-@without_autocast
+@custom_op("gated_mixer", like=lambda xbc, dt, z, *rest: torch.empty_like(z, memory_format=torch.contiguous_format))
 def _gated_mixer(
     xbc: Tensor,
     dt: Tensor,
@@ -94,24 +87,18 @@ def _gated_mixer(
     rule = Rule("normalized" if normalized else "raw", "row", "before" if skip_before else "after")
     heads = v.unflatten(-1, (dt.shape[-1], -1))  # (B, L, H, P)
     out = torch.empty(z.shape, dtype=z.dtype, device=z.device)
-    with torch.cuda.device_of(xbc):
-        states = sum_states(heads, b, c, dt, d, Gates(residual, omega, s, t), rule, (dt_bias, a_log))
-        product = product_of(v, b, c)
-        tiling = _choose(Sizes.of(heads, b), product, z.device)
-        width = padded(inner)
-        gated_mixer_kernels.read_out_gated[(triton.cdiv(tokens, tiling.tokens), batch)](
-            v, c, z, states.k, states.read, states.affine, norm_weight, norm_bias, out,
-            tokens, normaliser_floor(c.dtype), eps, *v.stride(), *c.stride(), *z.stride(),
-            N=state, WIDTH=inner, PADDED=width, SOME=max(16, min(padded(state), _STATE_BLOCK // width)),
-            NP=padded(state), TOKENS=tiling.tokens, NORMALIZED=normalized, PRODUCT=product,
-            **launch(tiling, z.device),
-        )  # fmt: skip
+    states = sum_states(heads, b, c, dt, d, Gates(residual, omega, s, t), rule, (dt_bias, a_log))
+    product = product_of(v, b, c)
+    tiling = _choose(Sizes.of(heads, b), product, z.device)
+    width = padded(inner)
+    gated_mixer_kernels.read_out_gated[(triton.cdiv(tokens, tiling.tokens), batch)](
+        v, c, z, states.k, states.read, states.affine, norm_weight, norm_bias, out,
+        tokens, normaliser_floor(c.dtype), eps, *v.stride(), *c.stride(), *z.stride(),
+        N=state, WIDTH=inner, PADDED=width, SOME=max(16, min(padded(state), _STATE_BLOCK // width)),
+        NP=padded(state), TOKENS=tiling.tokens, NORMALIZED=normalized, PRODUCT=product,
+        **launch(tiling, z.device),
+    )  # fmt: skip
     return out
-
-
-@_gated_mixer.register_fake
-def _(xbc: Tensor, dt: Tensor, z: Tensor, *rest: object) -> Tensor:
-    return torch.empty_like(z, memory_format=torch.contiguous_format)
 
 
 def _choose(sizes: Sizes, product: str, device: torch.device) -> Tiling:

@@ -1,18 +1,18 @@
 """The tokens' side of the head: each step is what a few tokens pass between two readings of the pixels. Inference only.
 
-Every function is its formula in plain torch; on CUDA a Triton kernel takes its place. Kernels for so few rows wait for
-memory: what counts is how many follow each other, and how many bytes of weights a program reads.
+Kernels for so few rows wait for memory: what counts is how many follow each other, and how many bytes of weights a
+program reads.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from crispseg.ops.dispatch import kernels_apply
+from crispseg.ops.dispatch import DATA_CENTRE, operator, too_many
 from crispseg.ops.infer.matching import grouped_product
 from crispseg.ops.infer.pixel_attention import MOST_CHANNELS, MOST_TOKENS
 
@@ -76,62 +76,74 @@ class OwnAttention(NamedTuple):
         return functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 
 
+def _both(tokens: Tensor, read: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return tokens, read
+
+
+def _too_large(tokens: Tensor, *rest: Any) -> str | None:
+    return too_many(tokens.shape[-1], MOST_CHANNELS, "channels") or too_many(tokens.shape[-2], MOST_TOKENS, "tokens")
+
+
+def _too_wide(own: OwnAttention | None) -> str | None:
+    return None if own is None else too_many(own.weight.shape[1], 128 * own.heads, "channels of these heads")
+
+
+@operator("join_perceptron", kernels="infer.token_attention_kernels", gradients="none", room=DATA_CENTRE, of=_both)
 def join_perceptron(tokens: Tensor, read: Tensor, join: Join, perceptron: Perceptron) -> Tensor:
     """With t = join(tokens, read): parts (P, B, T, D), whose sum over P is t + perceptron(t)."""
-    if _kernels_apply(tokens, read):
-        from crispseg.ops.infer import token_attention_kernels as kernels
-
-        return kernels.join_perceptron(tokens, read, join, perceptron)
     t = join(tokens, read)
     return (t + perceptron(t))[None]
 
 
+@operator(
+    "settle",
+    kernels="infer.token_attention_kernels",
+    gradients="none",
+    room=DATA_CENTRE,
+    of=lambda parts, norm, vectors, own: (vectors.first,),
+)
 def settle(parts: Tensor, norm: Norm, vectors: Vectors, own: OwnAttention | None) -> tuple[Tensor, ...]:
     """With t the sum over parts (P, B, T, D), normalised: t, its vectors (B, T, G, D) and scores (B, T, G), and
     what the tokens get from each other (B, T, D), which is empty without `own`."""
-    if kernels_apply(vectors.first) and _sizes_fit(parts) and _heads_fit(own):
-        from crispseg.ops.infer import token_attention_kernels as kernels
-
-        return kernels.settle(parts, norm, vectors, own)
     t = norm(parts.sum(0).to(vectors.first.dtype))
     return (t, *vectors(t), t.new_empty(0) if own is None else own(t))
 
 
+@operator(
+    "attend_own",
+    kernels="infer.token_attention_kernels",
+    gradients="none",
+    room=DATA_CENTRE,
+    of=lambda tokens, own: (tokens, own.weight),
+)
 def attend_own(tokens: Tensor, own: OwnAttention) -> Tensor:
     """What tokens (B, T, D) get from each other."""
-    if _kernels_apply(tokens, own.weight) and _heads_fit(own):
-        from crispseg.ops.infer import token_attention_kernels as kernels
-
-        return kernels.attend_own(tokens, own)
     return own(tokens)
 
 
+@operator("join_vectors", kernels="infer.token_attention_kernels", gradients="none", room=DATA_CENTRE, of=_both)
 def join_vectors(tokens: Tensor, read: Tensor, join: Join, vectors: Vectors) -> tuple[Tensor, Tensor]:
     """t = join(tokens, read) and its vectors (B, T, G, D)."""
-    if _kernels_apply(tokens, read):
-        from crispseg.ops.infer import token_attention_kernels as kernels
-
-        return kernels.join_vectors(tokens, read, join, vectors)
     t = join(tokens, read)
     return t, vectors(t)[0]
 
 
+@operator("join_grouped", kernels="infer.token_attention_kernels", gradients="none", room=DATA_CENTRE, of=_both)
 def join_grouped(tokens: Tensor, read: Tensor, join: Join, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
     """`grouped_product` of join(tokens, read)."""
-    if _kernels_apply(tokens, read):
-        from crispseg.ops.infer import token_attention_kernels as kernels
-
-        return kernels.join_grouped(tokens, read, join, weight, bias, relu)
     return grouped_product(join(tokens, read), weight, bias, relu)
 
 
-def _kernels_apply(tokens: Tensor, read: Tensor) -> bool:
-    return kernels_apply(tokens, read) and _sizes_fit(tokens)
+join_perceptron.unless(_too_large)
+join_vectors.unless(_too_large)
+join_grouped.unless(_too_large)
 
 
-def _sizes_fit(tokens: Tensor) -> bool:
-    return tokens.shape[-1] <= MOST_CHANNELS and tokens.shape[-2] <= MOST_TOKENS
+@settle.unless
+def _(parts: Tensor, norm: Norm, vectors: Vectors, own: OwnAttention | None) -> str | None:
+    return _too_large(parts) or _too_wide(own)
 
 
-def _heads_fit(own: OwnAttention | None) -> bool:
-    return own is None or own.weight.shape[1] <= 128 * own.heads
+@attend_own.unless
+def _(tokens: Tensor, own: OwnAttention) -> str | None:
+    return _too_large(tokens) or _too_wide(own)

@@ -1,8 +1,7 @@
 """Depthwise 3x3 convolution of channels-last maps with what surrounds it in the network.
 
 `depthwise3x3` is the convolution with bias, activation and residual; `depthwise3x3_norm` the residual one with the
-LayerNorm that follows. On CUDA both run as Triton kernels, elsewhere (and for float64, without Triton, in an exported
-program, or with CRISPSEG_OPS_BACKEND=torch) as torch's own operations.
+LayerNorm that follows.
 
 Maps are (B, H, W, C); they may be views into wider maps, which are not copied as long as their channels lie side by
 side. Kernels compute in float32 and return x's dtype; weights may be of another precision than x.
@@ -18,7 +17,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from crispseg.errors import UserError, unknown
-from crispseg.ops.dispatch import kernels_wanted
+from crispseg.ops.common.custom import custom_op, differentiable
+from crispseg.ops.dispatch import FLOATS, operator, too_many
 from crispseg.ops.maps.normalize import layer_norm
 
 Activation = Literal["none", "silu", "relu"]
@@ -28,10 +28,21 @@ _ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
     "silu": functional.silu,
     "relu": functional.relu,
 }
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _LARGEST_NORM = 1024  # channels that one program can hold
 
 
+def _the_map(x: Tensor, *rest: Any, **options: Any) -> tuple[Tensor]:
+    return (x,)
+
+
+def _check(activation: str, stride: int, residual: bool) -> None:
+    if activation not in _ACTIVATIONS:
+        raise unknown("activation", activation, _ACTIVATIONS)
+    if stride not in (1, 2) or (residual and stride != 1):
+        raise UserError(f"a depthwise convolution has stride 1, or 2 without residual; got {stride}, {residual=}")
+
+
+@operator("depthwise3x3", dtypes=FLOATS, of=_the_map)
 def depthwise3x3(
     x: Tensor,
     weight: Tensor,
@@ -46,12 +57,7 @@ def depthwise3x3(
     weight: (C, 1, 3, 3), padded by zeros outside the map; with its channels side by side in memory (see `packed`) the
     kernels load it faster.
     """
-    if activation not in _ACTIVATIONS:
-        raise unknown("activation", activation, _ACTIVATIONS)
-    if stride not in (1, 2) or (residual and stride != 1):
-        raise UserError(f"a depthwise convolution has stride 1, or 2 without residual; got {stride}, {residual=}")
-    if _use_kernels(x):
-        return _depthwise3x3(x, weight, bias, residual, activation, stride)
+    _check(activation, stride, residual)
     # torch would take a view into a wider map for channels first: slow here, and in whatever reads the result.
     channels_first = x.permute(0, 3, 1, 2).contiguous(memory_format=torch.channels_last)
     y = functional.conv2d(
@@ -66,14 +72,39 @@ def depthwise3x3(
     return x + y if residual else y
 
 
+@depthwise3x3.kernel
+def _(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    residual: bool = False,
+    activation: Activation = "none",
+    stride: int = 1,
+) -> Tensor:
+    _check(activation, stride, residual)
+    return _depthwise3x3(x, weight, bias, residual, activation, stride)
+
+
+@operator("depthwise3x3_norm", dtypes=FLOATS, of=_the_map)
 def depthwise3x3_norm(
     x: Tensor, weight: Tensor, bias: Tensor | None, norm_weight: Tensor, norm_bias: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
     """y = x + conv(x) + bias, and the LayerNorm of y over channels: one kernel, and both in x's precision, on CUDA."""
-    if _use_kernels(x) and x.shape[3] <= _LARGEST_NORM:
-        return _depthwise3x3_norm(x, weight, bias, norm_weight, norm_bias, eps)
     y = depthwise3x3(x, weight, bias, residual=True)
     return y, layer_norm(y, norm_weight, norm_bias, eps)
+
+
+@depthwise3x3_norm.unless
+def _(x: Tensor, *rest: Any) -> str | None:
+    return too_many(x.shape[3], _LARGEST_NORM, "channels")
+
+
+@depthwise3x3_norm.kernel
+def _(
+    x: Tensor, weight: Tensor, bias: Tensor | None, norm_weight: Tensor, norm_bias: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    return _depthwise3x3_norm(x, weight, bias, norm_weight, norm_bias, eps)
 
 
 def packed(weight: Tensor) -> Tensor:
@@ -82,152 +113,82 @@ def packed(weight: Tensor) -> Tensor:
     return weight.reshape(channels, 9).t().contiguous().t().view(channels, 1, 3, 3)
 
 
-def _use_kernels(x: Tensor) -> bool:
-    return x.is_cuda and x.dtype in _DTYPES and kernels_wanted()
+def _halved(x: Tensor, weight: Tensor, bias: Tensor | None, residual: bool, activation: str, stride: int) -> Tensor:
+    batch, height, width, channels = x.shape
+    return x.new_empty(batch, (height + stride - 1) // stride, (width + stride - 1) // stride, channels)
 
 
-# Registered as operators so that torch.compile takes them as they are; their bodies import Triton when first run.
-
-
-@torch.library.custom_op(
-    "crispseg::depthwise3x3",
-    mutates_args=(),
-    schema="(Tensor x, Tensor weight, Tensor? bias, bool residual, str activation, int stride) -> Tensor",
-)
+@custom_op("depthwise3x3", like=_halved)
 def _depthwise3x3(
     x: Tensor, weight: Tensor, bias: Tensor | None, residual: bool, activation: str, stride: int
 ) -> Tensor:
     from crispseg.ops.maps import depthwise_launch
 
-    with torch.cuda.device_of(x):
-        return depthwise_launch.forward(x, weight, bias, residual, activation, stride)
+    return depthwise_launch.forward(x, weight, bias, residual, activation, stride)
 
 
-@_depthwise3x3.register_fake
-def _(x: Tensor, weight: Tensor, bias: Tensor | None, residual: bool, activation: str, stride: int) -> Tensor:
-    batch, height, width, channels = x.shape
-    return x.new_empty(batch, (height + stride - 1) // stride, (width + stride - 1) // stride, channels)
+def _like_those_given(gradient: Tensor, *inputs: Any) -> list[Tensor]:
+    return [x.new_empty(x.shape) for x in inputs[:3] if x is not None]
 
 
-@torch.library.custom_op(
-    "crispseg::depthwise3x3_backward",
-    mutates_args=(),
-    schema="(Tensor gradient, Tensor x, Tensor weight, Tensor? bias, bool residual, str activation, int stride)"
-    " -> (Tensor, Tensor, Tensor)",
-)
+@custom_op("depthwise3x3_backward", like=_like_those_given)
 def _depthwise3x3_backward(
     gradient: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, residual: bool, activation: str, stride: int
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> list[Tensor]:
     from crispseg.ops.maps import depthwise_launch
 
-    with torch.cuda.device_of(x):
-        dx, dw, db = depthwise_launch.backward(gradient, x, weight, bias, residual, activation, stride)
-    return dx, dw, weight.new_empty(0) if db is None else db
+    found = depthwise_launch.backward(gradient, x, weight, bias, residual, activation, stride)
+    return [g for g in found if g is not None]
 
 
-@_depthwise3x3_backward.register_fake
-def _(
-    gradient: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, residual: bool, activation: str, stride: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    db = weight.new_empty(0) if bias is None else bias.new_empty(bias.shape)
-    return x.new_empty(x.shape), weight.new_empty(weight.shape), db
+def _formula(x: Tensor, weight: Tensor, bias: Tensor | None, residual: bool, activation: Any, stride: int) -> Tensor:
+    return depthwise3x3.formula(x, weight, bias, residual=residual, activation=activation, stride=stride)
 
 
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, weight, bias, *ctx.options = inputs
-    ctx.save_for_backward(x, weight, bias)
+differentiable(_depthwise3x3, _depthwise3x3_backward, depthwise3x3, formula=_formula)
 
 
-def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    x, weight, bias = ctx.saved_tensors
-    dx, dw, db = _depthwise3x3_backward(gradient, x, weight, bias, *ctx.options)
-    return dx, dw, None if bias is None else db, None, None, None
-
-
-_depthwise3x3.register_autograd(_differentiate, setup_context=_remember)
-
-
-@torch.library.custom_op(
-    "crispseg::depthwise3x3_norm",
-    mutates_args=(),
-    schema="(Tensor x, Tensor weight, Tensor? bias, Tensor norm_weight, Tensor norm_bias, float eps)"
-    " -> (Tensor, Tensor)",
-)
+@custom_op("depthwise3x3_norm", like=lambda x, *rest: (x.new_empty(x.shape), x.new_empty(x.shape)))
 def _depthwise3x3_norm(
     x: Tensor, weight: Tensor, bias: Tensor | None, norm_weight: Tensor, norm_bias: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
     from crispseg.ops.maps import depthwise_launch
 
-    with torch.cuda.device_of(x):
-        return depthwise_launch.forward_norm(x, weight, bias, (norm_weight, norm_bias, eps))
+    return depthwise_launch.forward_norm(x, weight, bias, (norm_weight, norm_bias, eps))
 
 
-@_depthwise3x3_norm.register_fake
-def _(
-    x: Tensor, weight: Tensor, bias: Tensor | None, norm_weight: Tensor, norm_bias: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), x.new_empty(x.shape)
-
-
-@torch.library.custom_op(
-    "crispseg::depthwise3x3_norm_backward",
-    mutates_args=(),
-    schema="(Tensor? gradient, Tensor of_normed, Tensor x, Tensor weight, Tensor? bias, Tensor y, Tensor norm_weight,"
-    " Tensor norm_bias, float eps) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+@custom_op(
+    "depthwise3x3_norm_backward",
+    like=lambda g, gradient, *inputs: [x.new_empty(x.shape) for x in inputs[:5] if x is not None],
 )
 def _depthwise3x3_norm_backward(
-    gradient: Tensor | None,
     of_normed: Tensor,
+    gradient: Tensor | None,
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    y: Tensor,
     norm_weight: Tensor,
     norm_bias: Tensor,
     eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    y: Tensor,
+) -> list[Tensor]:
     from crispseg.ops.maps import depthwise_launch
 
-    with torch.cuda.device_of(x):
-        dx, dw, db, dgamma, dbeta = depthwise_launch.backward_norm(
-            gradient, of_normed, x, weight, bias, y, (norm_weight, norm_bias, eps)
-        )
-    return dx, dw, weight.new_empty(0) if db is None else db, dgamma, dbeta
+    found = depthwise_launch.backward_norm(gradient, of_normed, x, weight, bias, y, (norm_weight, norm_bias, eps))
+    return [g for g in found if g is not None]
 
 
-@_depthwise3x3_norm_backward.register_fake
-def _(
-    gradient: Tensor | None,
-    of_normed: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    y: Tensor,
-    norm_weight: Tensor,
-    norm_bias: Tensor,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    db = weight.new_empty(0) if bias is None else bias.new_empty(bias.shape)
-    of_norm = norm_weight.new_empty(norm_weight.shape), norm_bias.new_empty(norm_bias.shape)
-    return x.new_empty(x.shape), weight.new_empty(weight.shape), db, *of_norm
-
-
-def _remember_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    x, weight, bias, norm_weight, norm_bias, ctx.eps = inputs
-    ctx.save_for_backward(x, weight, bias, output[0], norm_weight, norm_bias)
-    ctx.set_materialize_grads(False)
-
-
-def _differentiate_norm(ctx: Any, gradient: Tensor | None, of_normed: Tensor | None) -> tuple[Tensor | None, ...]:
-    x, weight, bias, *norm = ctx.saved_tensors
+def _norm_gradients(
+    gradient: Tensor | None, of_normed: Tensor | None, x: Tensor, weight: Tensor, bias: Tensor | None, *norm: Any
+) -> list[Tensor]:
     if of_normed is not None:
-        dx, dw, db, *of_norm = _depthwise3x3_norm_backward(gradient, of_normed, x, weight, bias, *norm, ctx.eps)
-    elif gradient is not None:
-        dx, dw, db = _depthwise3x3_backward(gradient, x, weight, bias, True, "none", 1)
-        of_norm = [None, None]
-    else:
-        return (None,) * 6
-    return dx, dw, None if bias is None else db, *of_norm, None
+        return _depthwise3x3_norm_backward(of_normed, gradient, x, weight, bias, *norm)
+    assert gradient is not None
+    return _depthwise3x3_backward(gradient, x, weight, bias, True, "none", 1)
 
 
-_depthwise3x3_norm.register_autograd(_differentiate_norm, setup_context=_remember_norm)
+def _y_only(inputs: Any, outputs: Any) -> Any:
+    return *inputs, outputs[0]
+
+
+differentiable(_depthwise3x3_norm, _norm_gradients, depthwise3x3_norm, remember=_y_only, results=2)

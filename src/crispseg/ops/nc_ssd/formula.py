@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from crispseg.ops.common.precision import sum_dtype, without_autocast
+from crispseg.ops.dispatch import FLOATS, operator
 from crispseg.ops.nc_ssd.spec import Gates, Rule, normaliser_floor, positive_feature
 
 CHUNK = 16384  # tokens worked on at a time; bounds the memory beyond inputs and outputs
@@ -121,6 +122,12 @@ def ncssd(
     if torch.compiler.is_compiling() or b.shape[1] <= chunk:
         return _at_once(v, b, c, rho, d, gates, rule)
     return _Chunked.apply(v, b, c, rho, d, *gates, rule, chunk)  # type: ignore[no-untyped-call]
+
+
+@operator("ncssd", dtypes=FLOATS)
+def dispatched(v: Tensor, b: Tensor, c: Tensor, rho: Tensor, d: Tensor, gates: Gates, rule: Rule) -> Tensor:
+    """By the kernels of `operator.py` where they can."""
+    return ncssd(v, b, c, rho, d, gates, rule)
 
 
 @without_autocast

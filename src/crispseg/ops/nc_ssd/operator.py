@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from crispseg.errors import UserError
-from crispseg.ops.common.precision import without_autocast
-from crispseg.ops.nc_ssd import kernels
+from crispseg.ops.common.custom import custom_op, differentiable
+from crispseg.ops.nc_ssd import formula, kernels
 from crispseg.ops.nc_ssd.backward import Problem, gradients
 from crispseg.ops.nc_ssd.launch import (
     DTYPES,
@@ -40,11 +40,6 @@ from crispseg.ops.nc_ssd.launch import (
 )
 from crispseg.ops.nc_ssd.spec import Gates, Rule, normaliser_floor
 
-_INPUTS = (
-    "Tensor v, Tensor b, Tensor c, Tensor rho, Tensor d, Tensor? residual, Tensor? omega, Tensor? s, Tensor? t, "
-    "bool normalized, bool skip_before"
-)
-
 
 def supports(v: Tensor, b: Tensor, c: Tensor, rho: Tensor, d: Tensor, gates: Gates, rule: Rule) -> bool:
     """Whether these kernels can take over from the torch path."""
@@ -52,6 +47,16 @@ def supports(v: Tensor, b: Tensor, c: Tensor, rho: Tensor, d: Tensor, gates: Gat
     return takes(v, b, c, rho, rule) and v.shape[-1] <= LARGEST_HEAD and all(x.dtype in DTYPES for x in parameters)
 
 
+def _rule(normalized: bool, skip_before: bool) -> Rule:
+    return Rule("normalized" if normalized else "raw", "row", "before" if skip_before else "after")
+
+
+@formula.dispatched.unless
+def _(v: Tensor, b: Tensor, c: Tensor, rho: Tensor, d: Tensor, gates: Gates, rule: Rule) -> str | None:
+    return None if supports(v, b, c, rho, d, gates, rule) else "sizes or a rule that it does not know"
+
+
+@formula.dispatched.kernel
 def ncssd(v: Tensor, b: Tensor, c: Tensor, rho: Tensor, d: Tensor, gates: Gates, rule: Rule) -> Tensor:
     """See `crispseg.ops.ncssd`."""
     if not supports(v, b, c, rho, d, gates, rule):
@@ -63,10 +68,22 @@ def ncssd(v: Tensor, b: Tensor, c: Tensor, rho: Tensor, d: Tensor, gates: Gates,
     return _forward(v, b, c, rho, d, *gates, rule.fusion == "normalized", rule.skip == "before")[0]
 
 
-@torch.library.custom_op(
-    "crispseg::ncssd", mutates_args=(), schema=f"({_INPUTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
-)
-@without_autocast
+def _sums(v: Tensor, b: Tensor, c: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    batch, _, heads, width = v.shape
+    state, normalized = b.shape[-1], rest[-2]
+
+    def empty(*shape: int) -> Tensor:
+        return v.new_empty(shape, dtype=torch.float32)
+
+    sums = empty(batch, state, heads * width), empty(batch, state if normalized else 0), empty(batch, state)
+    return empty(*v.shape), *sums, empty(batch, heads * width)
+
+
+def _given(grad: Tensor, *inputs: Any) -> list[Tensor]:
+    return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs[:9] if x is not None]
+
+
+@custom_op("ncssd", like=_sums)
 def _forward(
     v: Tensor,
     b: Tensor,
@@ -82,40 +99,22 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The output and the sums that the backward pass needs: kv, k, q, mu."""
     sizes = Sizes.of(v, b)
-    rule = Rule("normalized" if normalized else "raw", "row", "before" if skip_before else "after")
-    with torch.cuda.device_of(v):
-        states = sum_states(v, b, c, rho, d, Gates(residual, omega, s, t), rule)
-        rows = sizes.batch * sizes.heads
-        tiling = choose("read_out", rows, sizes.tokens, v.device)
-        chunk, splits = split(sizes.tokens, rows, tiling, v.device)
-        out = torch.empty(v.shape, dtype=torch.float32, device=v.device)
-        kernels.read_out[(sizes.heads, splits, sizes.batch)](
-            v, c, states.k, states.read, states.affine, out, sizes.tokens, chunk, normaliser_floor(c.dtype),
-            *v.stride(), *c.stride(),
-            **sizes.fixed, TOKENS=tiling.tokens, NORMALIZED=normalized, PRODUCT=product_of(v, b, c),
-            **launch(tiling, v.device),
-        )  # fmt: skip
+    rule = _rule(normalized, skip_before)
+    states = sum_states(v, b, c, rho, d, Gates(residual, omega, s, t), rule)
+    rows = sizes.batch * sizes.heads
+    tiling = choose("read_out", rows, sizes.tokens, v.device)
+    chunk, splits = split(sizes.tokens, rows, tiling, v.device)
+    out = torch.empty(v.shape, dtype=torch.float32, device=v.device)
+    kernels.read_out[(sizes.heads, splits, sizes.batch)](
+        v, c, states.k, states.read, states.affine, out, sizes.tokens, chunk, normaliser_floor(c.dtype),
+        *v.stride(), *c.stride(),
+        **sizes.fixed, TOKENS=tiling.tokens, NORMALIZED=normalized, PRODUCT=product_of(v, b, c),
+        **launch(tiling, v.device),
+    )  # fmt: skip
     return out, states.kv, states.k, states.q, states.mu
 
 
-@_forward.register_fake
-def _(v: Tensor, b: Tensor, c: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    batch, _, heads, width = v.shape
-    state, normalized = b.shape[-1], rest[-2]
-
-    def empty(*shape: int) -> Tensor:
-        return v.new_empty(shape, dtype=torch.float32)
-
-    sums = empty(batch, state, heads * width), empty(batch, state if normalized else 0), empty(batch, state)
-    return empty(*v.shape), *sums, empty(batch, heads * width)
-
-
-@torch.library.custom_op(
-    "crispseg::ncssd_backward",
-    mutates_args=(),
-    schema=f"(Tensor grad, {_INPUTS}, Tensor kv, Tensor k, Tensor q, Tensor mu) -> Tensor[]",
-)
-@without_autocast
+@custom_op("ncssd_backward", like=_given)
 def _backward(
     grad: Tensor,
     v: Tensor,
@@ -137,27 +136,12 @@ def _backward(
     """The gradients of v, b, c, rho, d and of those gates that are given."""
     gates = Gates(residual, omega, s, t)
     problem = Problem(v, b, c, rho, d, gates, normalized, skip_before and gates.use_mean, kv, k, q, mu)
-    with torch.cuda.device_of(v):
-        return gradients(problem, grad)
+    return gradients(problem, grad)
 
 
-@_backward.register_fake
-def _(grad: Tensor, *inputs: Any) -> list[Tensor]:
-    return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs[:9] if x is not None]
+def _formula(v: Tensor, b: Tensor, c: Tensor, rho: Tensor, d: Tensor, *rest: Any) -> Tensor:
+    *gates, normalized, skip_before = rest
+    return formula.ncssd(v, b, c, rho, d, Gates(*gates), _rule(normalized, skip_before))
 
 
-def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, ctx.normalized, ctx.skip_before = inputs
-    ctx.save_for_backward(*tensors, *output[1:])
-    ctx.set_materialize_grads(False)
-
-
-def _pull_back(ctx: Any, grad: Tensor | None, *others: Any) -> tuple[Any, ...]:
-    inputs, sums = ctx.saved_tensors[:9], ctx.saved_tensors[9:]
-    if grad is None:
-        return (None,) * 11
-    found = iter(_backward(grad, *inputs, ctx.normalized, ctx.skip_before, *sums))
-    return *(None if x is None else next(found) for x in inputs), None, None
-
-
-_forward.register_autograd(_pull_back, setup_context=_keep_for_backward)
+differentiable(_forward, _backward, formula.dispatched, formula=_formula)

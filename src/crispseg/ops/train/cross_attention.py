@@ -1,8 +1,7 @@
 """Multi-head attention with few tokens on one side, with gradients: pixels read from tokens, or tokens from pixels.
 
-On CUDA, in bfloat16, both are Triton kernels that take heads as they lie in the channels and recompute the
-weights for the gradients; elsewhere (and without Triton, in an exported program, or with CRISPSEG_OPS_BACKEND=torch)
-it is torch's own attention.
+In bfloat16 both are Triton kernels that take heads as they lie in the channels and recompute the weights for the
+gradients.
 """
 
 from __future__ import annotations
@@ -13,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from crispseg.ops.dispatch import kernels_wanted
+from crispseg.ops.common.custom import all_there_is, custom_op, differentiable
+from crispseg.ops.dispatch import operator
 
 MOST_TOKENS = 64  # on the side that has few
 LARGEST_HEAD = 64  # channels
@@ -25,109 +25,66 @@ def attention(q: Tensor, k: Tensor, v: Tensor, heads: int) -> Tensor:
     return functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 
 
-def takes(q: Tensor, keys: int, heads: int) -> bool:
-    """Whether `few_tokens_attention` is for these queries, and so many keys."""
-    return (
-        q.is_cuda
-        and q.dtype == torch.bfloat16  # not float16, which the weights of single pixels are too small for
-        and min(q.shape[1], keys) <= MOST_TOKENS
-        and q.shape[2] <= LARGEST_HEAD * heads
-        and q.numel() > 0
-        and keys > 0
-        and kernels_wanted()
-    )
-
-
+# Not float16, which the weights of single pixels are too small for.
+@operator("few_tokens_attention", dtypes=(torch.bfloat16,), of=lambda q, *rest: (q,))
 def few_tokens_attention(q: Tensor, kv: Tensor, heads: int) -> Tensor:
-    """`attention` where `takes` says so, with keys and values side by side: kv (B, S, 2 x inner)."""
+    """`attention` with keys and values side by side: kv (B, S, 2 x inner)."""
+    k, v = kv.chunk(2, dim=-1)
+    return attention(q, k, v, heads)
+
+
+@few_tokens_attention.unless
+def _(q: Tensor, kv: Tensor, heads: int) -> str | None:
+    """Of kv only the number of tokens is asked."""
+    if q.numel() == 0 or kv.shape[1] == 0:
+        return "no tokens"
+    if min(q.shape[1], kv.shape[1]) > MOST_TOKENS:
+        return f"more than {MOST_TOKENS} tokens on either side"
+    return f"heads of more than {LARGEST_HEAD} channels" if q.shape[2] > LARGEST_HEAD * heads else None
+
+
+@few_tokens_attention.kernel
+def _(q: Tensor, kv: Tensor, heads: int) -> Tensor:
     return _read_tokens(q, kv, heads) if kv.shape[1] <= MOST_TOKENS else _read_pixels(q, kv, heads)[0]
 
 
-# Registered as operators so that torch.compile takes them as they are; their bodies import Triton when first run.
+def _like_both(g: Tensor, q: Tensor, kv: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return q.new_empty(q.shape), kv.new_empty(kv.shape)
 
 
-@torch.library.custom_op("crispseg::read_tokens", mutates_args=(), schema="(Tensor q, Tensor kv, int heads) -> Tensor")
+@custom_op("read_tokens", like=lambda q, kv, heads: q.new_empty(q.shape))
 def _read_tokens(q: Tensor, kv: Tensor, heads: int) -> Tensor:
     from crispseg.ops.train import cross_attention_kernels as kernels
 
-    with torch.cuda.device_of(q):
-        return kernels.read_tokens(q, kv, heads)
+    return kernels.read_tokens(q, kv, heads)
 
 
-@_read_tokens.register_fake
-def _(q: Tensor, kv: Tensor, heads: int) -> Tensor:
-    return q.new_empty(q.shape)
-
-
-@torch.library.custom_op(
-    "crispseg::read_tokens_backward",
-    mutates_args=(),
-    schema="(Tensor g, Tensor q, Tensor kv, int heads) -> (Tensor, Tensor)",
-)
+@custom_op("read_tokens_backward", like=_like_both)
 def _read_tokens_backward(g: Tensor, q: Tensor, kv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
     from crispseg.ops.train import cross_attention_kernels as kernels
 
-    with torch.cuda.device_of(q):
-        return kernels.read_tokens_back(g, q, kv, heads)
+    return kernels.read_tokens_back(g, q, kv, heads)
 
 
-@_read_tokens_backward.register_fake
-def _(g: Tensor, q: Tensor, kv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    return q.new_empty(q.shape), kv.new_empty(kv.shape)
-
-
-@torch.library.custom_op(
-    "crispseg::read_pixels", mutates_args=(), schema="(Tensor q, Tensor kv, int heads) -> (Tensor, Tensor)"
-)
-def _read_pixels(q: Tensor, kv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    from crispseg.ops.train import cross_attention_kernels as kernels
-
-    with torch.cuda.device_of(q):
-        return kernels.read_pixels(q, kv, heads)
-
-
-@_read_pixels.register_fake
-def _(q: Tensor, kv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+def _with_sums(q: Tensor, kv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
     return q.new_empty(q.shape), q.new_empty((*q.shape[:2], heads), dtype=torch.float32)
 
 
-@torch.library.custom_op(
-    "crispseg::read_pixels_backward",
-    mutates_args=(),
-    schema="(Tensor g, Tensor q, Tensor kv, Tensor out, Tensor sums, int heads) -> (Tensor, Tensor)",
-)
+@custom_op("read_pixels", like=_with_sums)
+def _read_pixels(q: Tensor, kv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    from crispseg.ops.train import cross_attention_kernels as kernels
+
+    return kernels.read_pixels(q, kv, heads)
+
+
+@custom_op("read_pixels_backward", like=_like_both)
 def _read_pixels_backward(
-    g: Tensor, q: Tensor, kv: Tensor, out: Tensor, sums: Tensor, heads: int
+    g: Tensor, q: Tensor, kv: Tensor, heads: int, out: Tensor, sums: Tensor
 ) -> tuple[Tensor, Tensor]:
     from crispseg.ops.train import cross_attention_kernels as kernels
 
-    with torch.cuda.device_of(q):
-        return kernels.read_pixels_back(g, q, kv, out, sums, heads)
+    return kernels.read_pixels_back(g, q, kv, out, sums, heads)
 
 
-@_read_pixels_backward.register_fake
-def _(g: Tensor, q: Tensor, kv: Tensor, out: Tensor, sums: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    return q.new_empty(q.shape), kv.new_empty(kv.shape)
-
-
-def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *tensors, ctx.heads = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def _keep_all(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, ctx.heads = inputs
-    ctx.save_for_backward(*tensors, *output)
-    ctx.mark_non_differentiable(output[1])
-
-
-def _differentiate_tokens(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-    return *_read_tokens_backward(g, *ctx.saved_tensors, ctx.heads), None
-
-
-def _differentiate_pixels(ctx: Any, g: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-    return *_read_pixels_backward(g, *ctx.saved_tensors, ctx.heads), None
-
-
-_read_tokens.register_autograd(_differentiate_tokens, setup_context=_keep_inputs)
-_read_pixels.register_autograd(_differentiate_pixels, setup_context=_keep_all)
+differentiable(_read_tokens, _read_tokens_backward, few_tokens_attention)
+differentiable(_read_pixels, _read_pixels_backward, few_tokens_attention, remember=all_there_is)

@@ -1,7 +1,6 @@
 """Cross-entropy of a map of logits, summed over the pixels that count, with gradients.
 
-On CUDA it is one Triton kernel in each direction (and a small one that adds parts); elsewhere (and for float64, without
-Triton, in an exported program, or with CRISPSEG_OPS_BACKEND=torch) it is torch's own.
+The kernel is one in each direction (and a small one that adds parts).
 """
 
 from __future__ import annotations
@@ -12,82 +11,58 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from crispseg.ops.dispatch import kernels_wanted
+from crispseg.ops.common.custom import custom_op, differentiable
+from crispseg.ops.dispatch import FLOATS, operator, too_many
 
 _MOST_CLASSES = 256
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
+@operator("cross_entropy", dtypes=FLOATS, of=lambda logits, *rest, **options: (logits,))
 def summed_cross_entropy(logits: Tensor, target: Tensor, ignored: int, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
     """Label-smoothed cross-entropy of logits (B, C, H, W) with labels (B, H, W): its sum, in float32, over pixels whose
     label is not the ignored one, and how many these are."""
-    if _use_kernels(logits, target):
-        evenly = logits.is_contiguous() or logits.is_contiguous(memory_format=torch.channels_last)
-        return _cross_entropy(logits if evenly else logits.contiguous(), target, ignored, smoothing)
     total = functional.cross_entropy(
         logits.float(), target, ignore_index=ignored, label_smoothing=smoothing, reduction="sum"
     )
     return total, (target != ignored).sum()
 
 
-def _use_kernels(logits: Tensor, target: Tensor) -> bool:
-    return (
-        logits.is_cuda
-        and logits.dtype in _DTYPES
-        and logits.dim() == 4
-        and logits.numel() > 0
-        and logits.shape[1] <= _MOST_CLASSES
-        and target.dtype == torch.int64
-        and target.shape == logits[:, 0].shape
-        and kernels_wanted()
-    )
+@summed_cross_entropy.unless
+def _(logits: Tensor, target: Tensor, *rest: Any, **options: Any) -> str | None:
+    if logits.dim() != 4 or logits.numel() == 0 or target.shape != logits[:, 0].shape:
+        return "not a map of logits with labels of its size"
+    if target.dtype != torch.int64:
+        return f"labels in {target.dtype}"
+    return too_many(logits.shape[1], _MOST_CLASSES, "classes")
 
 
-# Registered as operators so that torch.compile takes them as they are; their bodies import Triton when first run.
+@summed_cross_entropy.kernel
+def _(logits: Tensor, target: Tensor, ignored: int, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
+    evenly = logits.is_contiguous() or logits.is_contiguous(memory_format=torch.channels_last)
+    return _cross_entropy(logits if evenly else logits.contiguous(), target, ignored, smoothing)
 
 
-@torch.library.custom_op(
-    "crispseg::cross_entropy",
-    mutates_args=(),
-    schema="(Tensor logits, Tensor target, int ignored, float smoothing) -> (Tensor, Tensor)",
-)
-def _cross_entropy(logits: Tensor, target: Tensor, ignored: int, smoothing: float) -> tuple[Tensor, Tensor]:
-    from crispseg.ops.train import cross_entropy_kernels as kernels
-
-    with torch.cuda.device_of(logits):
-        return kernels.total(logits, target, ignored, smoothing)
-
-
-@_cross_entropy.register_fake
-def _(logits: Tensor, target: Tensor, ignored: int, smoothing: float) -> tuple[Tensor, Tensor]:
+def _two_numbers(logits: Tensor, target: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     return logits.new_empty((), dtype=torch.float32), target.new_empty(())
 
 
-@torch.library.custom_op(
-    "crispseg::cross_entropy_backward",
-    mutates_args=(),
-    schema="(Tensor gradient, Tensor logits, Tensor target, int ignored, float smoothing) -> Tensor",
-)
+@custom_op("cross_entropy", like=_two_numbers)
+def _cross_entropy(logits: Tensor, target: Tensor, ignored: int, smoothing: float) -> tuple[Tensor, Tensor]:
+    from crispseg.ops.train import cross_entropy_kernels as kernels
+
+    return kernels.total(logits, target, ignored, smoothing)
+
+
+@custom_op("cross_entropy_backward", like=lambda g, logits, *rest: torch.empty_like(logits))
 def _cross_entropy_backward(gradient: Tensor, logits: Tensor, target: Tensor, ignored: int, smoothing: float) -> Tensor:
     from crispseg.ops.train import cross_entropy_kernels as kernels
 
-    with torch.cuda.device_of(logits):
-        return kernels.gradients(gradient, logits, target, ignored, smoothing)
+    return kernels.gradients(gradient, logits, target, ignored, smoothing)
 
 
-@_cross_entropy_backward.register_fake
-def _(gradient: Tensor, logits: Tensor, target: Tensor, ignored: int, smoothing: float) -> Tensor:
-    return torch.empty_like(logits)
-
-
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    logits, target, ctx.ignored, ctx.smoothing = inputs
-    ctx.save_for_backward(logits, target)
-    ctx.mark_non_differentiable(output[1])
-
-
-def _differentiate(ctx: Any, gradient: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-    return _cross_entropy_backward(gradient, *ctx.saved_tensors, ctx.ignored, ctx.smoothing), None, None, None
-
-
-_cross_entropy.register_autograd(_differentiate, setup_context=_remember)
+differentiable(
+    _cross_entropy,
+    _cross_entropy_backward,
+    summed_cross_entropy,
+    remember=lambda inputs, outputs: inputs,
+)

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from crispseg.ops.common.precision import without_autocast
-from crispseg.ops.dispatch import HAS_TRITON, kernels_wanted
+from crispseg.ops.common.custom import custom_op, differentiable
+from crispseg.ops.dispatch import FLOATS, HAS_TRITON, operator
+from crispseg.ops.infer.gated_mixer import formula
+from crispseg.ops.maps.depthwise import depthwise3x3
 from crispseg.ops.nc_ssd.spec import Gates, Rule
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ _TENSORS = 12  # of these
 _KEPT = 6  # tensors for the backward pass, beside the inputs
 
 
+@operator("convolve_mix_gate", dtypes=FLOATS, of=lambda projected, *rest: (projected,))
 def convolve_mix_gate(
     projected: Tensor,
     conv_weight: Tensor,
@@ -41,40 +44,42 @@ def convolve_mix_gate(
     norm_weight: Tensor,
     norm_bias: Tensor,
     eps: float,
-) -> Tensor | None:
+) -> Tensor:
     """LayerNorm(ncssd(V, B, C, softplus(dt + dt_bias) exp(a_log))) * z, with (V B C) = silu(conv(xbc) + conv_bias).
 
     projected: z, xbc, dt side by side (B, H, W, inner + (inner + 2N) + heads), and perhaps columns that nobody needs.
     conv_weight (inner + 2N, 1, 3, 3); dt_bias, a_log, d (heads,); norm_weight, norm_bias (inner,). The result is
     (B, H, W, inner), in the precision of `projected`.
-
-    None where there are no kernels for these tensors: on a CPU, in float64, without Triton, in an exported program, or
-    with CRISPSEG_OPS_BACKEND=torch.
     """
-    if not (kernels_wanted() and projected.is_cuda):
-        return None
-    choices = rule.fusion == "normalized", rule.skip == "before"
-    arguments = (projected, conv_weight, conv_bias, dt_bias, a_log, d, *gates, norm_weight, norm_bias, eps, *choices)
-    return _forward(*arguments)[0] if kernels.supports(_given(*arguments), rule) else None
+    heads, inner, mixed = len(d), len(norm_weight), len(conv_weight)
+    z, xbc, dt, _ = projected.split([inner, mixed, heads, projected.shape[-1] - inner - mixed - heads], dim=-1)
+    xbc = depthwise3x3(xbc, conv_weight, conv_bias, activation="silu")
+    xbc, dt, gate = (x.flatten(1, 2) for x in (xbc, dt, z))
+    return formula(xbc, dt, gate, dt_bias, a_log, d, gates, rule, norm_weight, norm_bias, eps).view(z.shape)
+
+
+@convolve_mix_gate.unless
+def _(*arguments: Any) -> str | None:
+    supported = kernels.supports(_given(*_flat(*arguments)), arguments[7])
+    return None if supported else "sizes, types or a rule that it does not know"
+
+
+@convolve_mix_gate.kernel
+def _(*arguments: Any) -> Tensor:
+    return _forward(*_flat(*arguments))[0]
+
+
+def _flat(*arguments: Any) -> tuple[Any, ...]:
+    """As the custom operator takes them: the gates one by one, and the rule as two words."""
+    *first, gates, rule, norm_weight, norm_bias, eps = arguments
+    return *first, *gates, norm_weight, norm_bias, eps, rule.fusion == "normalized", rule.skip == "before"
 
 
 def _given(*inputs: Any) -> Given:
     return kernels.Given._make((*inputs[:6], Gates(*inputs[6:10]), *inputs[10:]))
 
 
-@torch.library.custom_op(
-    "crispseg::convolve_mix_gate", mutates_args=(), schema=f"({_INPUTS}) -> ({', '.join(['Tensor'] * (1 + _KEPT))})"
-)
-@without_autocast
-def _forward(*inputs: Any) -> tuple[Tensor, ...]:
-    """The result and what the backward pass needs: xbc convolved, the tokens before their norm, kv, k, q, mu."""
-    with torch.cuda.device_of(inputs[0]):
-        out, xbc, y, states = kernels.forward(_given(*inputs))
-    return out, xbc, y, states.kv, states.k, states.q, states.mu
-
-
-@_forward.register_fake
-def _(*inputs: Any) -> tuple[Tensor, ...]:
+def _like_all(*inputs: Any) -> tuple[Tensor, ...]:
     projected, conv_weight, norm_weight, normalized = inputs[0], inputs[1], inputs[10], inputs[-2]
     batch, *size, _ = projected.shape
     inner, mixed = norm_weight.shape[0], conv_weight.shape[0]
@@ -89,35 +94,26 @@ def _(*inputs: Any) -> tuple[Tensor, ...]:
     return out, xbc, y, *sums, empty(batch, inner)
 
 
-@torch.library.custom_op(
-    "crispseg::convolve_mix_gate_backward",
-    mutates_args=(),
+@custom_op("convolve_mix_gate", like=_like_all, schema=f"({_INPUTS}) -> ({', '.join(['Tensor'] * (1 + _KEPT))})")
+def _forward(*inputs: Any) -> tuple[Tensor, ...]:
+    """The result and what the backward pass needs: xbc convolved, the tokens before their norm, kv, k, q, mu."""
+    out, xbc, y, states = kernels.forward(_given(*inputs))
+    return out, xbc, y, states.kv, states.k, states.q, states.mu
+
+
+@custom_op(
+    "convolve_mix_gate_backward",
+    like=lambda g, *inputs: [x.new_empty(x.shape) for x in inputs[:_TENSORS] if x is not None],
     schema=f"(Tensor gradient, {_INPUTS}, Tensor xbc, Tensor y, Tensor kv, Tensor k, Tensor q, Tensor mu) -> Tensor[]",
 )
-@without_autocast
 def _backward(gradient: Tensor, *inputs: Any) -> list[Tensor]:
     """The gradients of the tensors among the inputs that are given."""
-    with torch.cuda.device_of(gradient):
-        return list(kernels.backward(_given(*inputs[:-_KEPT]), gradient, *inputs[-_KEPT:]))
+    return list(kernels.backward(_given(*inputs[:-_KEPT]), gradient, *inputs[-_KEPT:]))
 
 
-@_backward.register_fake
-def _(gradient: Tensor, *inputs: Any) -> list[Tensor]:
-    return [x.new_empty(x.shape) for x in inputs[:_TENSORS] if x is not None]
+def _formula(*inputs: Any) -> Tensor:
+    given = _given(*inputs)
+    return convolve_mix_gate.formula(*given[:7], given.rule, *given[7:10])
 
 
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.choices = inputs[_TENSORS:]
-    ctx.save_for_backward(*inputs[:_TENSORS], *output[1:])
-    ctx.set_materialize_grads(False)
-
-
-def _differentiate(ctx: Any, gradient: Tensor | None, *others: Any) -> tuple[Any, ...]:
-    inputs, kept = ctx.saved_tensors[:_TENSORS], ctx.saved_tensors[_TENSORS:]
-    if gradient is None:
-        return (None,) * (_TENSORS + 3)
-    found = iter(_backward(gradient, *inputs, *ctx.choices, *kept))
-    return *(None if x is None else next(found) for x in inputs), None, None, None
-
-
-_forward.register_autograd(_differentiate, setup_context=_remember)
+differentiable(_forward, _backward, convolve_mix_gate, formula=_formula)

@@ -2,8 +2,7 @@
 
 On CUDA each is one operator with gradients of its own: activations in half precision, weights and their gradients as
 they are kept (float32, mostly), biases' gradients summed in float32. The MLP keeps its hidden units before GELU only,
-and makes the rest again. Elsewhere (and for float64, without Triton, in an exported program, where no gradient is
-recorded, or with CRISPSEG_OPS_BACKEND=torch) both are torch's own operations.
+and makes the rest again.
 """
 
 from __future__ import annotations
@@ -14,38 +13,43 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from crispseg.ops.common.precision import without_autocast
-from crispseg.ops.dispatch import kernels_wanted
+from crispseg.ops.common.custom import custom_op, differentiable
+from crispseg.ops.dispatch import FLOATS, HALF, operator
 
 
+@operator("linear", dtypes=FLOATS, gradients="needed")
 def linear(x: Tensor, weight: Tensor, bias: Tensor, relu: bool = False) -> Tensor:
     """x weight^T + bias over the last axis, and its ReLU if wanted; weight (out, C), bias (out,)."""
-    if takes(x, weight, bias):
-        dtype = product_dtype(x)
-        return _linear(x.to(dtype), weight, bias, *rounded(dtype, weight, bias), relu)
     y = functional.linear(x, weight, bias)
     return torch.relu(y) if relu else y
 
 
+@linear.kernel
+def _(x: Tensor, weight: Tensor, bias: Tensor, relu: bool = False) -> Tensor:
+    dtype = product_dtype(x)
+    weight_copy, bias_copy = rounded(dtype, weight, bias)
+    return _linear(x.to(dtype), weight, bias, weight_copy, bias_copy, relu)
+
+
+@operator("mlp", dtypes=FLOATS, gradients="needed")
 def mlp(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor) -> Tensor:
     """gelu(x weight1^T + bias1) weight2^T + bias2 over the last axis; weight1 (hidden, C), weight2 (out, hidden)."""
-    if takes(x, weight1, bias1, weight2, bias2):
-        dtype = product_dtype(x)
-        return _mlp(x.to(dtype), weight1, bias1, weight2, bias2, *rounded(dtype, weight1, weight2, bias2))[0]
     return functional.linear(functional.gelu(functional.linear(x, weight1, bias1)), weight2, bias2)
 
 
-def takes(x: Tensor, *parameters: Tensor) -> bool:
-    """Whether operators of our own are for a layer of these parameters."""
-    return (
-        x.is_cuda
-        and product_dtype(x) in (torch.bfloat16, torch.float16)
-        and x.numel() > 0
-        and torch.is_grad_enabled()
-        and any(v.requires_grad for v in (x, *parameters))
-        and all(v.dtype != torch.float64 for v in parameters)
-        and kernels_wanted()
-    )
+@mlp.kernel
+def _(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor) -> Tensor:
+    dtype = product_dtype(x)
+    copy1, copy2, bias_copy = rounded(dtype, weight1, weight2, bias2)
+    return _mlp(x.to(dtype), weight1, bias1, weight2, bias2, copy1, copy2, bias_copy)[0]
+
+
+@linear.unless
+@mlp.unless
+def why_not_in_half(x: Tensor, *rest: Any, **options: Any) -> str | None:
+    if product_dtype(x) not in HALF:
+        return "float32"
+    return None if x.numel() > 0 else "no elements"
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
@@ -67,77 +71,63 @@ def product(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.mm(x, y).to(dtype)
 
 
+def _like_inputs(gradient: Tensor, *inputs: Any) -> list[Tensor]:
+    """Of a linear layer (x, weight, bias, its copy ...) or an MLP (x and two of each)."""
+    count = 3 if len(inputs) < 6 else 5
+    return [x.new_empty(x.shape) for x in inputs[:count]]
+
+
 def _rows(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1]).contiguous()
 
 
-# Registered as operators so that torch.compile takes them as they are; their bodies import Triton when first run.
 # Each is given its parameters twice, as they are kept and in x's precision: the copies, too, are saved for the backward
 # pass, and only inputs may be.
 
 
-@torch.library.custom_op(
-    "crispseg::linear",
-    mutates_args=(),
-    schema="(Tensor x, Tensor weight, Tensor bias, Tensor weight_copy, Tensor bias_copy, bool relu) -> Tensor",
-)
-@without_autocast
+@custom_op("linear", like=lambda x, weight, *rest: x.new_empty(*x.shape[:-1], weight.shape[0]))
 def _linear(x: Tensor, weight: Tensor, bias: Tensor, weight_copy: Tensor, bias_copy: Tensor, relu: bool) -> Tensor:
     multiply = torch._addmm_activation if relu else torch.addmm  # whose activation is ReLU unless told otherwise
     return multiply(bias_copy, _rows(x), weight_copy.t()).view(*x.shape[:-1], -1)
 
 
-@_linear.register_fake
-def _(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
-    return x.new_empty(*x.shape[:-1], weight.shape[0])
-
-
-@torch.library.custom_op(
-    "crispseg::linear_backward",
-    mutates_args=(),
-    schema="(Tensor gradient, Tensor x, Tensor weight, Tensor bias, Tensor weight_copy, Tensor? y) "
-    "-> (Tensor, Tensor, Tensor)",
-)
-@without_autocast
+@custom_op("linear_backward", like=_like_inputs)
 def _linear_backward(
     gradient: Tensor, x: Tensor, weight: Tensor, bias: Tensor, weight_copy: Tensor, y: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> list[Tensor]:
     """y is the result where it went through a ReLU."""
     from crispseg.ops.common import column_sums
 
     g = _rows(gradient)
-    with torch.cuda.device_of(x):
-        if y is None:
-            db = column_sums.column_sums(g, bias.dtype)
-        else:
-            g, db = column_sums.relu_gradients(g, _rows(y), bias.dtype)
-    return torch.mm(g, weight_copy).view(x.shape), product(g.t(), _rows(x), weight.dtype), db
+    if y is None:
+        db = column_sums.column_sums(g, bias.dtype)
+    else:
+        g, db = column_sums.relu_gradients(g, _rows(y), bias.dtype)
+    return [torch.mm(g, weight_copy).view(x.shape), product(g.t(), _rows(x), weight.dtype), db]
 
 
-@_linear_backward.register_fake
-def _(gradient: Tensor, x: Tensor, weight: Tensor, bias: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return x.new_empty(x.shape), weight.new_empty(weight.shape), bias.new_empty(bias.shape)
+def _linear_gradients(gradient: Tensor, *kept: Any) -> list[Tensor]:
+    x, weight, bias, weight_copy, _, _, y = kept
+    return _linear_backward(gradient, x, weight, bias, weight_copy, y)
 
 
-def _remember_linear(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *tensors, _, relu = inputs
-    ctx.save_for_backward(*tensors, output if relu else None)
+def _result_of_relu(inputs: Any, outputs: Any) -> Any:
+    return *inputs, outputs[0] if inputs[-1] else None
 
 
-def _differentiate_linear(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    return *_linear_backward(gradient, *ctx.saved_tensors), None, None, None
+def _linear_formula(x: Tensor, weight: Tensor, bias: Tensor, *rest: Any) -> Tensor:
+    return linear.formula(x, weight.to(x.dtype), bias.to(x.dtype), rest[-1])
 
 
-_linear.register_autograd(_differentiate_linear, setup_context=_remember_linear)
+differentiable(_linear, _linear_gradients, linear, remember=_result_of_relu, formula=_linear_formula)
 
 
-@torch.library.custom_op(
-    "crispseg::mlp",
-    mutates_args=(),
-    schema="(Tensor x, Tensor weight1, Tensor bias1, Tensor weight2, Tensor bias2, Tensor weight1_copy, "
-    "Tensor weight2_copy, Tensor bias2_copy) -> (Tensor, Tensor)",
-)
-@without_autocast
+def _mlp_like(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
+    rows = x.numel() // x.shape[-1]
+    return x.new_empty(*x.shape[:-1], weight2.shape[0]), x.new_empty(rows, weight1.shape[0])
+
+
+@custom_op("mlp", like=_mlp_like)
 def _mlp(
     x: Tensor,
     weight1: Tensor,
@@ -152,24 +142,11 @@ def _mlp(
     from crispseg.ops.train import mlp_kernels as kernels
 
     h = torch.mm(_rows(x), weight1_copy.t())
-    with torch.cuda.device_of(x):
-        u = kernels.gelu(h, bias1)
+    u = kernels.gelu(h, bias1)
     return torch.addmm(bias2_copy, u, weight2_copy.t()).view(*x.shape[:-1], -1), h
 
 
-@_mlp.register_fake
-def _(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
-    rows = x.numel() // x.shape[-1]
-    return x.new_empty(*x.shape[:-1], weight2.shape[0]), x.new_empty(rows, weight1.shape[0])
-
-
-@torch.library.custom_op(
-    "crispseg::mlp_backward",
-    mutates_args=(),
-    schema="(Tensor gradient, Tensor x, Tensor weight1, Tensor bias1, Tensor weight2, Tensor bias2, "
-    "Tensor weight1_copy, Tensor weight2_copy, Tensor h) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-)
-@without_autocast
+@custom_op("mlp_backward", like=_like_inputs)
 def _mlp_backward(
     gradient: Tensor,
     x: Tensor,
@@ -179,35 +156,22 @@ def _mlp_backward(
     bias2: Tensor,
     weight1_copy: Tensor,
     weight2_copy: Tensor,
+    bias2_copy: Tensor,
     h: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> list[Tensor]:
     from crispseg.ops.train import mlp_kernels as kernels
 
     g = _rows(gradient)
     du = torch.mm(g, weight2_copy)
-    with torch.cuda.device_of(x):
-        u, db1, db2 = kernels.gelu_gradients_(du, h, bias1, g, bias2)
+    u, db1, db2 = kernels.gelu_gradients_(du, h, bias1, g, bias2)
     dh = du
     dw2 = product(g.t(), u, weight2.dtype)
     dw1 = product(dh.t(), _rows(x), weight1.dtype)
-    return torch.mm(dh, weight1_copy).view(x.shape), dw1, db1, dw2, db2
+    return [torch.mm(dh, weight1_copy).view(x.shape), dw1, db1, dw2, db2]
 
 
-@_mlp_backward.register_fake
-def _(gradient: Tensor, x: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    dx, dw1, db1, dw2, db2 = (v.new_empty(v.shape) for v in (x, *rest[:4]))
-    return dx, dw1, db1, dw2, db2
+def _mlp_formula(x: Tensor, *rest: Tensor) -> Tensor:
+    return mlp.formula(x, *(p.to(x.dtype) for p in rest[:4]))
 
 
-def _remember(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*inputs[:7], output[1])
-    ctx.set_materialize_grads(False)
-
-
-def _differentiate(ctx: Any, gradient: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    if gradient is None:
-        return (None,) * 8
-    return *_mlp_backward(gradient, *ctx.saved_tensors), None, None, None
-
-
-_mlp.register_autograd(_differentiate, setup_context=_remember)
+differentiable(_mlp, _mlp_backward, mlp, formula=_mlp_formula)

@@ -1,0 +1,112 @@
+"""Functions registered as operators of torch, so that torch.compile takes them as they are and autograd knows them.
+
+    @custom_op("layer_norm", like=lambda x, *rest: x.new_empty(x.shape))
+    def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor: ...
+
+    @custom_op("layer_norm_backward", like=...)
+    def _backward(gradient: Tensor, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, ...]: ...
+
+    differentiable(_layer_norm, _backward, layer_norm)
+
+Types say what the schema is. Bodies import Triton when first run, on the device of their first tensor, and choose their
+precisions themselves.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from crispseg.ops.common.precision import without_autocast
+from crispseg.ops.dispatch import Operator
+
+F = TypeVar("F", bound=Callable[..., Any])
+Remember = Callable[[Sequence[Any], Sequence[Tensor]], Sequence[Any]]
+
+
+def custom_op(
+    name: str, like: Callable[..., Any], changes: Sequence[str] = (), schema: str | None = None
+) -> Callable[[F], F]:
+    """Registers crispseg::name. `like` gives empty results of the right shapes; `changes` are arguments written to."""
+
+    def register(function: F) -> F:
+        made: Any = torch.library.custom_op(
+            f"crispseg::{name}", _there(without_autocast(function)), mutates_args=changes, schema=schema
+        )
+        made.register_fake(like)
+        return made
+
+    return register
+
+
+def _there(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def on_its_device(first: Any, *args: Any) -> Any:
+        with torch.cuda.device_of(first):
+            return function(first, *args)
+
+    return on_its_device
+
+
+def all_but_the_result(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[Any]:
+    return *inputs, *outputs[1:]
+
+
+def all_there_is(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[Any]:
+    return *inputs, *outputs
+
+
+def differentiable(
+    op: Any,
+    backward: Callable[..., Any],
+    operator: Operator[..., Any],
+    *,
+    remember: Remember = all_but_the_result,
+    results: int = 1,
+    formula: Callable[..., Any] | None = None,
+) -> None:
+    """Gives a custom operator its gradients.
+
+    Of its outputs the first `results` have gradients; the others are what backward needs. backward(gradients,
+    *remembered) gives those of the first inputs that are given tensors. Where it fails on this machine, autograd does
+    it with `formula`, which takes the custom operator's inputs (those of `operator` if it is not given).
+    """
+
+    def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        outputs = (output,) if isinstance(output, Tensor) else tuple(output)
+        kept = remember(inputs, outputs)
+        ctx.given = [isinstance(x, Tensor) for x in inputs]
+        ctx.whole = len(kept) >= len(inputs) and all(x is y for x, y in zip(inputs, kept, strict=False))
+        ctx.others = [None if isinstance(x, Tensor) else x for x in kept]
+        ctx.places = [i for i, x in enumerate(kept) if isinstance(x, Tensor)]
+        ctx.save_for_backward(*(kept[i] for i in ctx.places))
+        ctx.mark_non_differentiable(*outputs[results:])
+        ctx.set_materialize_grads(False)
+
+    def differentiate(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
+        count = len(ctx.given)
+        gradients = gradients[:results]
+        if all(g is None for g in gradients):
+            return (None,) * count
+        kept = list(ctx.others)
+        for place, tensor in zip(ctx.places, ctx.saved_tensors, strict=True):
+            kept[place] = tensor
+        found = _gradients(gradients, kept, kept[:count] if ctx.whole else None)
+        made = iter([found] if isinstance(found, Tensor) else found)
+        return tuple(next(made, None) if given else None for given in ctx.given)
+
+    def _gradients(gradients: tuple[Tensor | None, ...], kept: list[Any], inputs: list[Any] | None) -> Any:
+        if torch.compiler.is_compiling():
+            return backward(*gradients, *kept)
+        try:
+            return backward(*gradients, *kept)
+        except Exception as error:
+            if inputs is None:  # they were not kept
+                raise
+            return operator.gradients_by_formula(error, formula, gradients, inputs)
+
+    op.register_autograd(differentiate, setup_context=setup)

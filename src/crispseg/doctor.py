@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import os
 import platform
 import shutil
 import sys
-from typing import Literal, NamedTuple
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from crispseg import __version__
+from crispseg import __version__, create_model, list_models, load
+from crispseg.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from crispseg.models.base import SegmentationModel
 
 
 class Finding(NamedTuple):
@@ -46,7 +56,72 @@ def examine() -> list[Finding]:
     ]
     if torch.cuda.is_available():
         findings.append(_operator("cuda"))
-    return findings + [_package(name, *use) for name, use in _OPTIONAL.items()]
+    return findings + [_package(name, *use) for name, use in _OPTIONAL.items()] + _paths()
+
+
+def _paths() -> list[Finding]:
+    """Operator by operator, its kernel or its formula, and why."""
+    import torch
+
+    from crispseg.ops.cpu import onednn
+    from crispseg.ops.dispatch import operators, switched_off
+
+    switched_off()  # says so if there is no such operator
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    found = [Finding("ok", "products on a CPU", "oneDNN, weights laid out beforehand")]
+    if not onednn.AVAILABLE:
+        found = [Finding("missing", "products on a CPU", "torch's own: this build has no oneDNN")]
+    for name, op in operators().items():
+        if why := op.why_not_on(device):
+            found.append(Finding("missing", f"op {name}", f"formula: {why}"))
+        else:
+            found.append(Finding("ok", f"op {name}", f"kernel: {op.words}"))
+    return found
+
+
+def warm(name: str, size: int, batch: int) -> list[Finding]:
+    """Compile ahead what predicting and training with this model needs, for images of this size."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise UserError("--warm compiles kernels for a GPU, and torch sees none on this machine")
+    device = torch.device("cuda")
+    model = (create_model(name) if name in list_models() else load(name)).to(device)
+    images = torch.rand(batch, model.in_channels, size, size, device=device)
+    found = []
+    for precision in (torch.bfloat16, torch.float32):
+        fused = model.eval().fused(precision, graphs=False)
+        for part in (images[:1], images):
+            work = functools.partial(fused, part)
+            found.append(_compiled(f"predict, {precision}, batch {len(part)}", work, device))
+    found.append(_compiled(f"train, bfloat16, batch {batch}", lambda: _training_pass(model.train(), images), device))
+    return found
+
+
+def _training_pass(model: SegmentationModel, images: Tensor) -> None:
+    import torch
+
+    from crispseg.losses import LossConfig, segmentation_loss
+
+    labels = torch.zeros(len(images), *images.shape[2:], dtype=torch.int64, device=images.device)
+    with torch.autocast("cuda", torch.bfloat16):
+        output = model(images)
+    segmentation_loss(output, labels, LossConfig())["total"].backward()
+
+
+def _compiled(what: str, work: Callable[[], Any], device: torch.device) -> Finding:
+    """Side by side, then run once, so that a kernel that does not fit this GPU says so now."""
+    from crispseg.ops.compile_ahead import compile_ahead
+    from crispseg.ops.dispatch import operators
+
+    started = time.monotonic()
+    count = compile_ahead(work, device)
+    work()
+    given_up = [name for name, op in operators().items() if op.failure]
+    text = f"{count} kernels compiled, {time.monotonic() - started:.0f} s"
+    if given_up:
+        return Finding("missing", what, f"{text}; by their formulas: {', '.join(given_up)}")
+    return Finding("ok", what, text)
 
 
 def _machine() -> str:

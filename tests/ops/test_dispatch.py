@@ -61,15 +61,15 @@ def test_what_a_kernel_does_not_take(everywhere, doubled):
 def test_a_cpu_has_no_use_for_kernels(doubled):
     assert doubled.why_not(torch.ones(3)) == "not on a GPU"
     for made in operators().values():
-        assert made.why_not_on(torch.device("cpu")) == "not on a GPU"
+        assert made.why_not_on(torch.device("cpu")) == "no GPU"
 
 
 @pytest.mark.parametrize("value", ["doubled", " layer_norm, doubled", "doubled,"])
 def test_the_environment_switches_one_off(everywhere, doubled, monkeypatch, value):
-    dispatch._switched_off.cache_clear()
+    dispatch._parsed.cache_clear()
     monkeypatch.setenv(dispatch.OFF_VARIABLE, value)
     assert doubled.why_not(torch.ones(1)) == "switched off"
-    dispatch._switched_off.cache_clear()
+    dispatch._parsed.cache_clear()
 
 
 def test_a_context_switches_one_off(everywhere, doubled):

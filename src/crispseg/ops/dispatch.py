@@ -102,6 +102,13 @@ class Operator(Generic[P, R]):
         self._unless: Callable[..., str | None] | None = None
         functools.update_wrapper(self, formula)
 
+    @property
+    def words(self) -> str:
+        """For which tensors its kernel is."""
+        kinds = ", ".join(str(dtype).removeprefix("torch.") for dtype in self.dtypes)
+        when = {"any": "", "none": "; in evaluation", "needed": "; in training"}[self.gradients]
+        return f"{kinds}{when}"
+
     def kernel(self, function: Callable[..., R]) -> Callable[..., R]:
         self._kernel = function
         return function
@@ -151,14 +158,13 @@ class Operator(Generic[P, R]):
     def why_not_on(self, device: torch.device) -> str | None:
         """What keeps the kernel from running on this device, whatever its arguments."""
         if device.type != "cuda" and not _interpreting:
-            return "not on a GPU"
+            return "no GPU"
         return self._why_not_now() or _why_no_room(device, self.room)
 
     def _why_not_now(self) -> str | None:
         if self.failure is not None:
             return self.failure
-        named = os.environ.get(OFF_VARIABLE)
-        if self.name in _OFF or (named and self.name in _switched_off(named)):
+        if self.name in _OFF or self.name in switched_off():
             return "switched off"
         return why_no_kernels()
 
@@ -262,11 +268,16 @@ def through_the_interpreter() -> Iterator[None]:
         _interpreting = False
 
 
+def switched_off() -> frozenset[str]:
+    """Operators that the environment variable names."""
+    named = os.environ.get(OFF_VARIABLE)
+    return _parsed(named) if named else frozenset()
+
+
 @functools.cache
-def _switched_off(names: str) -> frozenset[str]:
+def _parsed(names: str) -> frozenset[str]:
     given = frozenset(name.strip() for name in names.split(",") if name.strip())
-    if given:
-        _check(given)
+    _check(given)
     return given
 
 

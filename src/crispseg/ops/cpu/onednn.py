@@ -17,7 +17,7 @@ from torch import Tensor
 from crispseg.ops.dispatch import ENVIRONMENT_VARIABLE
 
 _OPERATORS = ("_linear_pointwise", "_reorder_linear_weight", "_convolution_pointwise", "_reorder_convolution_weight")
-_AVAILABLE = torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in _OPERATORS)
+AVAILABLE = torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in _OPERATORS)
 
 _PLAIN = (Tensor, torch.nn.Parameter)  # not what stands for a tensor while something is traced
 
@@ -27,7 +27,7 @@ def applies(*tensors: Tensor) -> bool:
     exporting, compiling or counting operations, or has asked for the plain formulas."""
     return (
         not torch.compiler.is_compiling()
-        and _AVAILABLE
+        and AVAILABLE
         and not torch.is_grad_enabled()
         and all(type(x) in _PLAIN and x.device.type == "cpu" and x.dtype == torch.float32 for x in tensors)
         and torch._C._get_mkldnn_enabled()

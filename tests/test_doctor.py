@@ -1,0 +1,39 @@
+"""What `crisp doctor` says of the operators, and what it compiles ahead."""
+
+import json
+
+import pytest
+import torch
+
+from crispseg.cli.main import main
+from crispseg.ops.dispatch import OFF_VARIABLE, operators
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def test_every_operator_with_its_path_and_why(capsys):
+    main(["doctor", "--json"])
+    said = {row["what"]: row for row in json.loads(capsys.readouterr().out)}
+    assert {f"op {name}" for name in operators()} <= set(said)
+    if not torch.cuda.is_available():
+        assert said["op layer_norm"] == {"status": "missing", "what": "op layer_norm", "found": "formula: no GPU"}
+
+
+def test_an_operator_switched_off_that_nobody_knows(capsys, monkeypatch):
+    monkeypatch.setenv(OFF_VARIABLE, "lyer_norm")
+    assert main(["doctor"]) == 1
+    assert "layer_norm" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
+def test_warming_needs_a_gpu(capsys):
+    assert main(["doctor", "--warm", "crisp_nano"]) == 1
+    assert "sees none" in capsys.readouterr().err
+
+
+@needs_gpu
+@pytest.mark.gpu
+def test_warming_compiles_what_a_model_needs(capsys):
+    assert main(["doctor", "--warm", "crisp_nano", "--size", "128", "--batch", "2", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert [row["status"] for row in said] == ["ok"] * 5

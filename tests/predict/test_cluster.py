@@ -135,3 +135,17 @@ def test_without_ray_it_says_what_to_install(monkeypatch, scene, tmp_path):
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
     with pytest.raises(UserError, match=r"crispseg\[ray\]"):
         predict_scenes([scene], str(tmp_path / "map.tif"), StandIn(), REQUEST, engine="ray")
+
+
+def test_a_cluster_that_does_not_start_is_one_sentence(monkeypatch):
+    """Found by the kill campaign: Ray raises a bare Exception."""
+    ray = pytest.importorskip("ray")
+
+    def fail(*args, **more):
+        raise Exception("The current node timed out during startup. This could happen because ...")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", fail)
+    monkeypatch.setenv("RAY_ADDRESS", "nowhere:1")
+    with pytest.raises(UserError, match="cannot join the Ray cluster nowhere:1: The current node timed out"):
+        cluster.RayEngine()

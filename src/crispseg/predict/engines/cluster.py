@@ -54,8 +54,8 @@ class RayEngine:
         if self.started:
             try:
                 ray.init(address or "local", include_dashboard=None if address else False, **QUIETLY)
-            except (ConnectionError, ray.exceptions.RayError) as error:
-                reason = str(error).strip().splitlines()[0]
+            except Exception as error:  # Ray raises just that when one of its processes ends while it starts
+                reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
                 raise UserError(
                     f"cannot join the Ray cluster {address or 'on this machine'}: {reason}; is it there, and is its "
                     "token in RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH?"

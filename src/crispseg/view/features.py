@@ -62,14 +62,12 @@ class Features:
             meta, _, geometries, values = pyogrio.raw.read(
                 self.path, layer=self.layer, bbox=bounds, max_features=MOST + 1
             )
-            shapes = shapely.from_wkb(geometries, on_invalid="ignore")
         if len(geometries) > MOST:
             return json.dumps({"type": "FeatureCollection", "features": [], "many": True})
-        shapes[~np.isfinite(shapely.bounds(shapes)).all(axis=1)] = None  # nowhere to be drawn
-        shapes = shapely.transform(shapes, self._to_degrees)
-        shapes[~np.isfinite(shapely.bounds(shapes)).all(axis=1)] = None
-        tolerance = 360 / TILE / 2**zoom / 2
-        shapes = shapely.simplify(shapes, tolerance)
+        with explaining_polygons(self.path):
+            shapes = _drawable(shapely.from_wkb(geometries, on_invalid="ignore"))
+            shapes = _drawable(shapely.transform(shapes, self._to_degrees))
+            shapes = shapely.simplify(shapes, 360 / TILE / 2**zoom / 2)
         columns = {str(name): column for name, column in zip(meta["fields"], values, strict=True)}
         features = [
             {
@@ -103,6 +101,14 @@ class Features:
             return np.array([to_degrees(x * PIXEL, -y * PIXEL) for x, y in zip(columns, rows, strict=True)])
         xs, ys = transform(self.crs or self.reference.grid.crs, "EPSG:4326", points[:, 0], points[:, 1])
         return np.stack([xs, ys], axis=1)
+
+
+def _drawable(shapes: NDArray[Any]) -> NDArray[Any]:
+    """Without those that are nowhere."""
+    import shapely
+
+    shapes[~np.isfinite(shapely.bounds(shapes)).all(axis=1)] = None
+    return shapes
 
 
 def _plain(value: Any) -> Any:

@@ -220,12 +220,16 @@ def _user_crs(word: str) -> str:
 
 @contextlib.contextmanager
 def explaining_polygons(path: str) -> Iterator[None]:
-    """Turn what OGR says about a file, and names and values in it that are no text, into one sentence."""
-    from pyogrio.errors import DataLayerError, DataSourceError, FeatureError
+    """Turn what OGR, PROJ and GEOS say about a file, and names and values in it that are no text, into one sentence."""
+    from pyogrio.errors import DataLayerError, DataSourceError
+    from rasterio._err import CPLE_BaseError
+    from rasterio.errors import RasterioError
+    from shapely.errors import ShapelyError
 
+    told = (DataSourceError, DataLayerError, CPLE_BaseError, RasterioError, ShapelyError, UnicodeDecodeError)
     try:
         yield
-    except (DataSourceError, DataLayerError, FeatureError, UnicodeDecodeError) as error:
+    except told as error:
         raise UserError(f"{path} cannot be read as polygons: {' '.join(str(error).split())}") from error
 
 

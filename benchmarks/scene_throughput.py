@@ -30,7 +30,7 @@ import crispseg
 from crispseg.models.base import ModelInfo, SegmentationModel
 from crispseg.predict.bands import Pace
 from crispseg.predict.evaluate import Evaluator
-from crispseg.predict.plan import Plan, make_plan
+from crispseg.predict.plan import ScenePlan, make_plan
 from crispseg.predict.work import Settings, Work, find_device
 from crispseg.raster.products import Band, Products
 from crispseg.raster.source import ArraySource
@@ -111,7 +111,7 @@ def numpy_run(folder: Path, image: Any, model: SegmentationModel, settings: Sett
     return run
 
 
-def bare_ways(evaluator: Evaluator, plan: Plan) -> dict[str, Callable[[], None]]:
+def bare_ways(evaluator: Evaluator, plan: ScenePlan) -> dict[str, Callable[[], None]]:
     """Ways to run the model alone, fused as in a scene, on as many tiles: in batches, and on the CPU also one tile per
     thread."""
     device, half = evaluator.device, evaluator.precision == "bfloat16"

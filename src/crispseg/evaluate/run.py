@@ -25,7 +25,7 @@ from crispseg.metrics import BoundaryCounts, CalibrationCounts, ConfusionMatrix
 from crispseg.models.base import SegmentationModel
 from crispseg.predict.bands import Pace, finished_bands
 from crispseg.predict.evaluate import Evaluator
-from crispseg.predict.plan import Plan, plan_windows
+from crispseg.predict.plan import ScenePlan, plan_windows
 from crispseg.predict.work import find_device
 from crispseg.raster.products import NODATA, SURE, Products
 from crispseg.raster.source import ArraySource
@@ -199,7 +199,7 @@ def _missing(image: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def predict(
-    evaluator: Evaluator, source: ArraySource, plan: Plan, batch_size: int | None, on_window: Callable[[], None]
+    evaluator: Evaluator, source: ArraySource, plan: ScenePlan, batch_size: int | None, on_window: Callable[[], None]
 ) -> tuple[Labels, Labels]:
     """Class ids and confidence (0 to SURE) of an image, both (H, W), 255 where it has no data."""
     classes, confidence = (np.empty((source.height, source.width), np.uint8) for _ in range(2))
@@ -211,7 +211,7 @@ def predict(
     return classes, confidence
 
 
-def _choose_batch(plan: Plan, device: torch.device) -> int | None:
+def _choose_batch(plan: ScenePlan, device: torch.device) -> int | None:
     """Even batches for an accelerator: it fills up the last, and trying out sizes for every image costs more.
 
     On a CPU the predict room looks at the memory.

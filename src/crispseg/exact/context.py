@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from crispseg.exact.plan import Plan
+from crispseg.exact.plan import StreamPlan
 from crispseg.exact.store import RowMap, Storage, stream_map
 from crispseg.exact.stream import Stream
 
@@ -14,7 +14,7 @@ Progress = Callable[[float], None]
 
 
 class Context:
-    def __init__(self, plan: Plan, storage: Storage, like: Tensor, progress: Progress | None) -> None:
+    def __init__(self, plan: StreamPlan, storage: Storage, like: Tensor, progress: Progress | None) -> None:
         self.plan, self.storage = plan, storage
         self.like = like  # a parameter of the model: bands are computed on its device and in its precision
         self._progress, self._macs = progress, 0.0

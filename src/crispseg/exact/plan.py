@@ -28,7 +28,7 @@ class MapPlan:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class StreamPlan:
     height: int
     width: int
     sizes: tuple[Size, ...]  # of the four stages' maps
@@ -54,7 +54,7 @@ def make_plan(
     band: int | None,
     memory_limit: int,
     kept: torch.dtype,
-) -> Plan:
+) -> StreamPlan:
     """Plan a run on the device and in the precision of `like`, whose maps are kept as `kept`; `band` forces the height
     of every band."""
     if height < 1 or width < 1:
@@ -72,7 +72,7 @@ def make_plan(
     layout = _Layout(kept.itemsize, int(_MAP_SHARE * memory_limit))
     for one in parts.maps(sizes):
         layout.make(one)
-    return Plan(
+    return StreamPlan(
         height=height,
         width=width,
         sizes=sizes,

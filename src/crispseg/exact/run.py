@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from crispseg.errors import UserError, unknown
 from crispseg.exact.context import Context, Progress
 from crispseg.exact.parts import ReadRows, StreamedModel
-from crispseg.exact.plan import MEMORY_LIMIT, Plan, make_plan
+from crispseg.exact.plan import MEMORY_LIMIT, StreamPlan, make_plan
 from crispseg.exact.store import Folder, Storage
 from crispseg.layout import to_channels_first
 
@@ -145,7 +145,7 @@ def _kept(dtype: torch.dtype, spill_precision: str) -> torch.dtype:
     return torch.float16 if spill_precision == "float16" else dtype
 
 
-def _check_disk(plan: Plan, folder: Folder) -> None:
+def _check_disk(plan: StreamPlan, folder: Folder) -> None:
     if not plan.disk_bytes:
         return
     place = Path(folder or tempfile.gettempdir())

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from crispseg.fused.layers import FusedNorm, Packed, Product
-from crispseg.fused.side_stream import Aside
+from crispseg.fused.side_stream import SideStream
 from crispseg.fused.stages import StageMaps
 from crispseg.ops.cpu import attention_in_parts, onednn
 from crispseg.ops.cpu.attention_in_parts import Writing
@@ -275,7 +275,7 @@ class FusedHead(nn.Module):
         self.final = FusedRead(head.final_attention, head.final_norm, order, dtype)
         self.hyper = FusedHyper(head.hyper, dtype)
         self.scale = head.scale().item()
-        self.aside = Aside()
+        self.aside = SideStream()
 
     def forward(self, features: Sequence[Tensor]) -> Scores:
         """The first tokens are made aside, while the neck is at work."""

@@ -29,7 +29,7 @@ class Later(Generic[T]):
         return self._value
 
 
-class Aside:
+class SideStream:
     """Starts work aside; on the CPU it is done at once. Every result must be fetched."""
 
     def __init__(self) -> None:

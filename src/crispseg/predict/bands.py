@@ -16,7 +16,7 @@ from crispseg.errors import UserError
 from crispseg.models.base import SegmentationModel
 from crispseg.predict.blend import Blender
 from crispseg.predict.evaluate import Evaluator
-from crispseg.predict.plan import Plan
+from crispseg.predict.plan import ScenePlan
 from crispseg.predict.schedule import Scored, Tile, scored
 from crispseg.raster.products import Band, OpenBand, Products
 from crispseg.raster.source import Pixels, Source, Window, read_reflected
@@ -46,7 +46,7 @@ class Pace:
 def finished_bands(
     source: Source,
     evaluator: Evaluator,
-    plan: Plan,
+    plan: ScenePlan,
     strips: range,
     products: Products,
     pace: Pace,
@@ -101,7 +101,9 @@ def _finished(bands: Iterator[OpenBand], device: torch.device) -> Generator[Band
             yield before.result()
 
 
-def _read_ahead(source: Source, plan: Plan, places: list[tuple[int, int]], workers: int, ahead: int) -> Generator[Tile]:
+def _read_ahead(
+    source: Source, plan: ScenePlan, places: list[tuple[int, int]], workers: int, ahead: int
+) -> Generator[Tile]:
     """Tiles in order, read by `workers` threads while earlier ones are evaluated."""
     waiting: collections.deque[tuple[int, int, Future[Pixels]]] = collections.deque()
     upcoming = iter(places)
@@ -118,12 +120,12 @@ def _read_ahead(source: Source, plan: Plan, places: list[tuple[int, int]], worke
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def tiles_ahead(plan: Plan, model: SegmentationModel, pace: Pace, device: torch.device) -> int:
+def tiles_ahead(plan: ScenePlan, model: SegmentationModel, pace: Pace, device: torch.device) -> int:
     """How many tiles are read before the model needs them."""
     tile_bytes = 4 * model.in_channels * plan.rows.tile * plan.cols.tile
     most_bytes = _BYTES_AHEAD.get(device.type, _BYTES_AHEAD["cpu"])
     return max(pace.readers(device) + 1, min(_MOST_AHEAD, most_bytes // tile_bytes))
 
 
-def _window(plan: Plan, strip: int, column: int) -> Window:
+def _window(plan: ScenePlan, strip: int, column: int) -> Window:
     return Window(plan.rows.starts[strip], plan.cols.starts[column], plan.rows.tile, plan.cols.tile)

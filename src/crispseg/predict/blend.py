@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from crispseg.predict.evaluate import CERTAIN
-from crispseg.predict.plan import ONE, ONE_BITS, Plan
+from crispseg.predict.plan import ONE, ONE_BITS, ScenePlan
 from crispseg.raster.products import NODATA, SURE, OpenBand, Products
 
 
@@ -23,7 +23,7 @@ class Blender:
     The strips before that only add to the sums of later ones: feed it those that overlap the first.
     """
 
-    def __init__(self, plan: Plan, first_strip: int, classes: int, device: torch.device, products: Products):
+    def __init__(self, plan: ScenePlan, first_strip: int, classes: int, device: torch.device, products: Products):
         self.plan = plan
         self.first_strip = first_strip
         self.device = device

@@ -16,7 +16,7 @@ from crispseg.geo.scenes import Scene, open_scene
 from crispseg.models.base import SegmentationModel
 from crispseg.predict.bands import tiles_ahead
 from crispseg.predict.evaluate import Evaluator
-from crispseg.predict.plan import Plan, make_plan
+from crispseg.predict.plan import ScenePlan, make_plan
 from crispseg.predict.scene import Request
 from crispseg.predict.work import find_device
 from crispseg.raster.source import Window, read_reflected
@@ -71,7 +71,7 @@ def estimate_exact(path: str, model: SegmentationModel, request: Request) -> tup
     return scene, exact.estimate(model, scene.grid.height, scene.grid.width)
 
 
-def buffer_bytes(plan: Plan, model: SegmentationModel, request: Request) -> int:
+def buffer_bytes(plan: ScenePlan, model: SegmentationModel, request: Request) -> int:
     """Sums carried to the next strip, open columns, tiles read ahead, and finished bands on their way to the disk."""
     pixels = plan.rows.tile * plan.cols.tile
     device = find_device(request.settings.device)
@@ -85,7 +85,7 @@ def buffer_bytes(plan: Plan, model: SegmentationModel, request: Request) -> int:
     )
 
 
-def check_memory(plan: Plan, model: SegmentationModel, request: Request) -> None:
+def check_memory(plan: ScenePlan, model: SegmentationModel, request: Request) -> None:
     """Refuse, before anything is begun, what would not fit below the memory that is free or allowed here.
 
     Where memory is short, a small tile is evaluated and its need taken in proportion. A GPU is not looked at.
@@ -112,7 +112,7 @@ def check_memory(plan: Plan, model: SegmentationModel, request: Request) -> None
     )
 
 
-def _one_tile(scene: Scene, plan: Plan, evaluator: Evaluator) -> tuple[float, int]:
+def _one_tile(scene: Scene, plan: ScenePlan, evaluator: Evaluator) -> tuple[float, int]:
     """Seconds and bytes of the middle tile."""
     strip, column = plan.strips // 2, len(plan.cols.starts) // 2
     window = Window(plan.rows.starts[strip], plan.cols.starts[column], plan.rows.tile, plan.cols.tile)

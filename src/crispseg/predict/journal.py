@@ -20,7 +20,7 @@ import numpy as np
 from crispseg.errors import UserError
 from crispseg.files import replacing, write_json
 from crispseg.outputs import Workplace
-from crispseg.predict.plan import Plan
+from crispseg.predict.plan import ScenePlan
 from crispseg.raster.products import Band, Products
 
 MOVES = "moves.json"  # written when all files are finished: which of them are ours to put in place
@@ -29,7 +29,7 @@ MOVES = "moves.json"  # written when all files are finished: which of them are o
 class Journal:
     """The finished bands of one job, and a place for its unfinished files. One process at a time may hold it."""
 
-    def __init__(self, target: Path, job: dict[str, Any], plan: Plan, products: Products, classes: int):
+    def __init__(self, target: Path, job: dict[str, Any], plan: ScenePlan, products: Products, classes: int):
         self.target, self.plan, self.products, self.classes = target, plan, products, classes
         self.place = Workplace(target)
         self.folder = self.place.folder
@@ -150,7 +150,7 @@ def encoded(band: Band) -> Iterator[bytes]:
     yield packing.flush()
 
 
-def decode(data: bytes, index: int, plan: Plan, products: Products, classes: int) -> Band:
+def decode(data: bytes, index: int, plan: ScenePlan, products: Products, classes: int) -> Band:
     """Of what was encoded, the maps that `products` names."""
     size = _band_size(index, plan, products, classes)
     maps = np.frombuffer(zlib.decompressobj().decompress(data, math.prod(size)), np.uint8).reshape(size)
@@ -163,7 +163,7 @@ def decode(data: bytes, index: int, plan: Plan, products: Products, classes: int
     )
 
 
-def _band_size(index: int, plan: Plan, products: Products, classes: int) -> tuple[int, int, int]:
+def _band_size(index: int, plan: ScenePlan, products: Products, classes: int) -> tuple[int, int, int]:
     """(maps, rows, width)"""
     top, bottom = plan.rows.finished(index)
     return 1 + products.confidence + classes * products.probabilities, bottom - top, plan.cols.length

@@ -56,7 +56,7 @@ class Axis:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class ScenePlan:
     """All tiles of a scene, row after row; a row of tiles is a strip, and the pixel rows it finishes a band."""
 
     rows: Axis
@@ -77,7 +77,7 @@ class Plan:
         return max((tile - (b - a) for a, b in itertools.pairwise(starts)), default=0)
 
 
-def make_plan(height: int, width: int, tile: int, overlap: int | None = None) -> Plan:
+def make_plan(height: int, width: int, tile: int, overlap: int | None = None) -> ScenePlan:
     """Cover `height` x `width` pixels with tiles of side `tile` that overlap by at least `overlap` (a quarter)."""
     overlap = tile // 4 if overlap is None else overlap
     if height < 1 or width < 1:
@@ -86,14 +86,14 @@ def make_plan(height: int, width: int, tile: int, overlap: int | None = None) ->
         raise UserError(f"the tile size must be at least 1, not {tile}")
     if not 0 <= overlap < tile:
         raise UserError(f"the overlap must be at least 0 and less than the tile size {tile}, not {overlap}")
-    return Plan(make_axis(height, tile, overlap), make_axis(width, tile, overlap))
+    return ScenePlan(make_axis(height, tile, overlap), make_axis(width, tile, overlap))
 
 
-def plan_windows(height: int, width: int, tile: int, overlap: int) -> Plan:
+def plan_windows(height: int, width: int, tile: int, overlap: int) -> ScenePlan:
     """As `make_plan`; a tile of 0 is the whole image, without anything beyond its edges."""
     if tile:
         return make_plan(height, width, tile, overlap)
-    return Plan(Axis(height, height, 0, (0,)), Axis(width, width, 0, (0,)))
+    return ScenePlan(Axis(height, height, 0, (0,)), Axis(width, width, 0, (0,)))
 
 
 def check_tile(tile: int) -> None:

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn,
 from rich.text import Text
 
 from crispseg.geo.scenes import Scene
-from crispseg.predict.plan import Plan
+from crispseg.predict.plan import ScenePlan
 from crispseg.predict.scene import Watcher
 
 _SECONDS_BETWEEN_LINES = 30.0
@@ -53,7 +53,7 @@ class Bar(Watcher):
     def __exit__(self, *_: object) -> None:
         self.progress.stop()
 
-    def begin(self, scene: Scene, plan: Plan, tiles_done: int) -> None:
+    def begin(self, scene: Scene, plan: ScenePlan, tiles_done: int) -> None:
         if self.task is not None:
             self.progress.remove_task(self.task)
         pixels = scene.grid.height * scene.grid.width

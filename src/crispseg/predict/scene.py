@@ -27,7 +27,7 @@ from crispseg.outputs import Workplace, claiming, is_unfinished, refuse_inputs, 
 from crispseg.predict.bands import Pace
 from crispseg.predict.engines import Engine
 from crispseg.predict.journal import MOVES, Journal
-from crispseg.predict.plan import Plan, make_plan
+from crispseg.predict.plan import ScenePlan, make_plan
 from crispseg.predict.work import Settings, Work, find_device
 from crispseg.raster.products import Band, Products
 
@@ -71,7 +71,7 @@ class Result:
 class Watcher:
     """Is told how a scene comes along; the command draws its progress bar with it."""
 
-    def begin(self, scene: Scene, plan: Plan, tiles_done: int) -> None:
+    def begin(self, scene: Scene, plan: ScenePlan, tiles_done: int) -> None:
         """A scene's tiles begin; some may be done from an earlier run."""
 
     def tile_done(self) -> None:
@@ -129,7 +129,7 @@ def predict_scene(
         scene.source.close()
 
 
-def least_bytes(plan: Plan, model: SegmentationModel, request: Request) -> int:
+def least_bytes(plan: ScenePlan, model: SegmentationModel, request: Request) -> int:
     """What the unfinished files of a scene take at least: classes pack well, probabilities hardly."""
     planes = 0.05 + 0.5 * request.products.confidence + 0.5 * model.num_classes * request.products.probabilities
     return round(planes * plan.rows.length * plan.cols.length)
@@ -173,7 +173,7 @@ def _tell_changes(target: str, journal: Journal, watcher: Watcher) -> None:
 
 def _compute_bands(
     scene: Scene,
-    plan: Plan,
+    plan: ScenePlan,
     model: SegmentationModel,
     request: Request,
     engine: Engine,

@@ -11,7 +11,7 @@ from crispseg.errors import UserError
 from crispseg.models.base import SegmentationModel
 from crispseg.predict.bands import Pace, finished_bands
 from crispseg.predict.evaluate import Evaluator
-from crispseg.predict.plan import Plan
+from crispseg.predict.plan import ScenePlan
 from crispseg.raster.products import Band, Products
 from crispseg.raster.source import Source
 
@@ -32,7 +32,7 @@ class Settings:
 class Work:
     source: Source
     model: SegmentationModel
-    plan: Plan
+    plan: ScenePlan
     settings: Settings
     products: Products
     pace: Pace

@@ -17,7 +17,7 @@ from crispseg.data.loader import evaluation_loader
 from crispseg.metrics import BoundaryCounts, ConfusionMatrix, TemperatureFit
 from crispseg.predict.blend import Blender
 from crispseg.predict.evaluate import whole_numbers_
-from crispseg.predict.plan import Plan, plan_windows
+from crispseg.predict.plan import ScenePlan, plan_windows
 from crispseg.raster.products import Products
 from crispseg.raster.source import reflected
 from crispseg.train.distributed import Processes
@@ -117,14 +117,14 @@ def predict(
     return torch.from_numpy(found).long()
 
 
-def _window(image: Tensor, plan: Plan, strip: int, column: int) -> Tensor:
+def _window(image: Tensor, plan: ScenePlan, strip: int, column: int) -> Tensor:
     """A window of the plan; beyond the image, its reflection."""
     rows = reflected(plan.rows.starts[strip], plan.rows.tile, plan.rows.length)
     columns = reflected(plan.cols.starts[column], plan.cols.tile, plan.cols.length)
     return image[:, torch.from_numpy(rows).to(image.device)[:, None], torch.from_numpy(columns).to(image.device)]
 
 
-def _inside(logits: Tensor, plan: Plan, strip: int, column: int) -> tuple[Tensor, int, int]:
+def _inside(logits: Tensor, plan: ScenePlan, strip: int, column: int) -> tuple[Tensor, int, int]:
     """The part of a window's logits that lies in the image, and its top and left there."""
     top, left = plan.rows.starts[strip], plan.cols.starts[column]
     rows = slice(max(-top, 0), plan.rows.length - top)

@@ -252,3 +252,18 @@ def test_draws_are_uniform_and_fixed_for_ever() -> None:
     assert abs(values.mean() - 0.5) < 0.02 and abs(values.std() - 12**-0.5) < 0.01
     # A run that is resumed with a newer library must see the same samples.
     assert [Draws(1, 2, 3).unit(), Draws(1, 2, 4).unit()] == [0.42222251938319133, 0.4042466367174753]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(4, 60), st.integers(4, 60), st.integers(0, 10**6))
+def test_a_small_image_goes_on_as_its_mirror_image(height: int, width: int, index: int) -> None:
+    """Against numpy's symmetric padding of what the padded crop shows."""
+    image, mask = checker(height, width)
+    still = dataclasses.replace(PLAIN, flip=0.0, quarter_turns=False, tries=1)
+    padded, known = augment(image, mask, Draws(0, 0, index), still, (0, 0, 0), 255)
+    pixels, labels = augment(image, mask, Draws(0, 0, index), dataclasses.replace(still, mirror=True), (0, 0, 0), 255)
+    rows, columns = (known != 255).any(1).numpy(), (known != 255).any(0).numpy()
+    around = [(int(np.argmax(inside)), int(np.argmax(inside[::-1]))) for inside in (rows, columns)]
+    assert np.array_equal(labels, np.pad(known.numpy()[rows][:, columns], around, mode="symmetric"))
+    shown = padded.numpy()[:, rows][:, :, columns]
+    assert np.array_equal(pixels, np.pad(shown, [(0, 0), *around], mode="symmetric"))

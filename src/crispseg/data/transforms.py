@@ -32,6 +32,7 @@ class Augmentation:
     tries: int = 10  # ... unless so many places were tried
     flip: float = 0.5  # left-right, and likewise up-down
     quarter_turns: bool = True
+    mirror: bool = False  # an image smaller than the crop goes on as its mirror image, labels too; else it is padded
     photometric: float = 0.5  # chance of each of the changes below
     brightness: float = 0.125  # of the value range, added
     contrast: float = 0.5  # 1 - c to 1 + c, multiplied
@@ -82,11 +83,12 @@ def augment(
     """(H, W, bands) and (H, W) -> (bands, crop, crop) in raw units and (crop, crop) of ids.
 
     8-bit images stay 8 bit, others become float32; the labels are 8 bit. `fill` is the value of each band outside
-    the image; the mask there is 255. `value_range` is how far apart dark and bright values are, 255 for 8 bit.
+    the image, where it is not mirrored; the mask there is 255. `value_range` is how far apart dark and bright values
+    are, 255 for 8 bit.
     """
     scale = draws.between(*how.scale)
     rows, columns, chosen = _choose_place(mask, draws, how, scale)
-    pixels = _resample(image, rows, columns, how.crop, fill)
+    pixels = _resample(image, rows, columns, how, fill)
     flip_x, flip_y, turns = draws.chance(how.flip), draws.chance(how.flip), draws.below(4)
     turns = turns if how.quarter_turns else 0
     pixels = _turn(pixels, flip_x, flip_y, turns).contiguous()
@@ -101,7 +103,7 @@ def _choose_place(mask: Mask, draws: Draws, how: Augmentation, scale: float) -> 
     for _ in range(max(how.tries, 1)):
         rows = _place(height, how.crop, scale, draws)
         columns = _place(width, how.crop, scale, draws)
-        labels = _nearest(mask, rows, columns, how.crop)
+        labels = _nearest(mask, rows, columns, how)
         if within_cap(labels, how.class_cap):
             break
     return rows, columns, labels
@@ -117,12 +119,15 @@ def _place(extent: int, crop: int, scale: float, draws: Draws) -> Place:
     return Place(0, extent, int(position * (crop - size + 1)), size)
 
 
-def _nearest(mask: Mask, rows: Place, columns: Place, crop: int) -> Mask:
+def _nearest(mask: Mask, rows: Place, columns: Place, how: Augmentation) -> Mask:
     """The labels of a crop, each from the source pixel its centre lies in; 255 outside the image."""
+    crop = how.crop
     taken = mask[rows.start : rows.start + rows.length, columns.start : columns.start + columns.length]
     taken = taken.take(_centres(rows), axis=0).take(_centres(columns), axis=1)
     if (rows.size, columns.size) == (crop, crop):
         return taken
+    if how.mirror:
+        return taken.take(_mirrored(rows, crop), axis=0).take(_mirrored(columns, crop), axis=1)
     labels = np.full((crop, crop), IGNORE, np.uint8)
     labels[rows.offset : rows.offset + rows.size, columns.offset : columns.offset + columns.size] = taken
     return labels
@@ -132,6 +137,12 @@ def _centres(place: Place) -> NDArray[np.intp]:
     return ((np.arange(place.size) + 0.5) * (place.length / place.size)).astype(np.intp)
 
 
+def _mirrored(place: Place, crop: int) -> NDArray[np.intp]:
+    """For each place of the crop, the one of the image that shows there: forwards, backwards, forwards, ..."""
+    back_and_forth = (np.arange(crop) - place.offset) % (2 * place.size)
+    return np.minimum(back_and_forth, 2 * place.size - 1 - back_and_forth)
+
+
 def within_cap(labels: Mask, cap: float) -> bool:
     """Whether no class holds more than `cap` of the labelled pixels; one with none labelled is not."""
     counts = torch.bincount(torch.from_numpy(labels).reshape(-1), minlength=256)[:IGNORE]
@@ -139,7 +150,7 @@ def within_cap(labels: Mask, cap: float) -> bool:
     return total > 0 and int(counts.max()) <= cap * total
 
 
-def _resample(image: Array, rows: Place, columns: Place, crop: int, fill: Sequence[float]) -> Tensor:
+def _resample(image: Array, rows: Place, columns: Place, how: Augmentation, fill: Sequence[float]) -> Tensor:
     """(bands, crop, crop), in the image's type where it is 8 bit, else float32."""
     taken = np.array(image[rows.start : rows.start + rows.length, columns.start : columns.start + columns.length])
     if taken.dtype != np.uint8:
@@ -149,8 +160,12 @@ def _resample(image: Array, rows: Place, columns: Place, crop: int, fill: Sequen
     if size != pixels.shape[2:]:
         smaller = size[0] < pixels.shape[2]
         pixels = F.interpolate(pixels, size=size, mode="bilinear", align_corners=False, antialias=smaller)
+    crop = how.crop
     if size == (crop, crop):
         return pixels[0]
+    if how.mirror:
+        down, across = (torch.from_numpy(_mirrored(place, crop)) for place in (rows, columns))
+        return pixels[0].index_select(1, down).index_select(2, across)
     values = torch.tensor(fill, dtype=torch.float32)
     padded = values.round().to(pixels.dtype) if pixels.dtype == torch.uint8 else values
     canvas = padded[:, None, None].repeat(1, crop, crop)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
+import contextlib
 import importlib
 import os
 import random
@@ -12,17 +12,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from campaigns.kill import disk
 from campaigns.kill.cases import Case, cases
+from campaigns.kill.records import Played, read_record, write_record
 from campaigns.kill.rounds import Round, Whole, play, run_whole
 from campaigns.record import about
-from crispseg.files import write_json, write_text
+
+FAILING = {True: "at any library's writes", False: "at Python's calls only"}
 
 
 def main() -> int:
@@ -34,21 +34,28 @@ def main() -> int:
     parser.add_argument("--cases", nargs="+", choices=tuple(cases()), help="only these (all, ray and ablate seldom)")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="leave the files of rounds with differences there")
     parser.add_argument("--out", type=Path, metavar="FILE", help="record as FILE.json and FILE.md")
+    parser.add_argument("--join", type=Path, nargs="+", metavar="FILE", help="play nothing, make one record of these")
     args = parser.parse_args()
+    if args.join:
+        return join(args)
     if disk.library() is None and disk.PRELOADED not in os.environ:
         return with_failing_disk()
     torch.set_num_threads(1)  # threads of this process would not be there in its children
-    with tempfile.TemporaryDirectory(prefix="crisp-kill-") as folder:
-        rounds, seconds = play_all(args, args.keep or Path(folder))
-    faults = [(number, each) for number, each in rounds.items() if each.faults]
-    said = (
-        f"{len(rounds)} rounds of seed {args.seed}: {sum(r.kills for r in rounds.values())} kills, "
-        f"{sum(len(r.troubles) for r in rounds.values())} troubles, {len(faults)} differences in {seconds:.0f} s"
-    )
-    print(said)
+    facts = {**about(), "load": f"{os.getloadavg()[1]:.1f}", "failing disk": FAILING[disk.library() is not None]}
+    played = Played(facts, args.seed, {})
+    # what was played before somebody asked to stop is recorded
+    with tempfile.TemporaryDirectory(prefix="crisp-kill-") as folder, contextlib.suppress(KeyboardInterrupt):
+        play_all(args, args.keep or Path(folder), played.rounds)
+    print(played)
     if args.out is not None:
-        record(args.out, args.seed, rounds, said)
-    return 1 if faults else 0
+        write_record(args.out, [played])
+    return 1 if any(each.faults for each in played.rounds.values()) else 0
+
+
+def join(args: argparse.Namespace) -> int:
+    parts = [part for path in args.join for part in read_record(path)]
+    write_record(args.out, parts)
+    return 0
 
 
 def with_failing_disk() -> int:
@@ -69,11 +76,10 @@ def able(case: Case) -> bool:
     return True
 
 
-def play_all(args: argparse.Namespace, folder: Path) -> tuple[dict[int, Round], float]:
+def play_all(args: argparse.Namespace, folder: Path, rounds: dict[int, Round]) -> None:
     known = {name: case for name, case in cases().items() if name in (args.cases or cases()) and able(case)}
     names, weights = list(known), [case.weight for case in known.values()]
     wholes: dict[str, Whole] = {}
-    rounds: dict[int, Round] = {}
     begun = time.monotonic()
     for number in range(args.first, args.first + args.rounds):
         if args.minutes is not None and time.monotonic() - begun > 60 * args.minutes:
@@ -87,33 +93,12 @@ def play_all(args: argparse.Namespace, folder: Path) -> tuple[dict[int, Round], 
         tell(number, rounds[number])
         if not rounds[number].faults:
             shutil.rmtree(place)
-    return rounds, time.monotonic() - begun
 
 
 def tell(number: int, played: Round) -> None:
     print(f"round {number} {played.case}, {played.seconds:.0f} s: {'; '.join(played.troubles)}", flush=True)
     for fault in played.faults:
         print(f"  FAULT {fault}", flush=True)
-
-
-def record(path: Path, seed: int, rounds: dict[int, Round], said: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    failing = "at any library's writes" if disk.library() is not None else "at Python's calls only"
-    facts: dict[str, Any] = {**about(), "seed": seed, "load": f"{os.getloadavg()[1]:.1f}", "failing disk": failing}
-    rows = []
-    for case in sorted({each.case for each in rounds.values()}):
-        own = [each for each in rounds.values() if each.case == case]
-        kinds = Counter(trouble.split(" ")[0] for each in own for trouble in each.troubles)
-        rows.append([case, len(own), sum(each.kills for each in own), sum(bool(each.faults) for each in own), kinds])
-    write_json(
-        path.with_suffix(".json"),
-        {"about": facts, "rounds": {str(k): dataclasses.asdict(each) for k, each in rounds.items()}},
-    )
-    lines = ["# Kill campaign", "", said + ".", "", *(f"- {key}: {value}" for key, value in facts.items()), ""]
-    lines += ["| case | rounds | killed | differences | troubles |", "|---|---|---|---|---|"]
-    for case, count, kills, faults, kinds in rows:
-        lines.append(f"| {case} | {count} | {kills} | {faults} | {', '.join(f'{k} {n}' for k, n in kinds.items())} |")
-    write_text(path.with_suffix(".md"), "\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

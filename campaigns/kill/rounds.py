@@ -186,8 +186,12 @@ def start(case: Case, folder: Path, trouble: Trouble, existing: str, name: str =
 def wait(child: int, folder: Path, trouble: Trouble, name: str = "one") -> Outcome:
     begun = time.monotonic()
     _note(folder, name).unlink(missing_ok=True)
-    disturb_until_it_ends(child, trouble, begun)
-    status = _wait(child, begun)
+    try:
+        disturb_until_it_ends(child, trouble, begun)
+        status = _wait(child, begun)
+    except KeyboardInterrupt:  # the children are in groups of their own and do not hear of it
+        os.kill(child, signal.SIGKILL)
+        raise
     note = _note(folder, name)
     counted, _, said = (note.read_text(errors="replace") if note.exists() else "").partition("\n")
     calls, writes = map(int, counted.split() or (0, 0))

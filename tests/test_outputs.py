@@ -1,5 +1,6 @@
 """Nothing that exists is lost: locks, links, refusals, and putting in place."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -176,3 +177,46 @@ def test_stamps_tell_what_changed(tmp_path, monkeypatch):
     assert fingerprint.changed(before, now) == f"{small} has changed, {large} has changed"
     assert fingerprint.changed({"a": "1"}, {"b": "1"}) == "a is gone, b is new"
     assert "3 more" in fingerprint.changed({}, dict.fromkeys("abcdefgh", "1"))
+
+
+def test_a_workplace_that_cannot_be_had_is_one_sentence(tmp_path, monkeypatch):
+    """Another user's lock, a disk without inodes, a folder that may not be written."""
+
+    def fail(number):
+        def refuse(*args, **more):
+            raise OSError(number, os.strerror(number), str(args[0]))
+
+        return refuse
+
+    with monkeypatch.context() as patch:
+        patch.setattr(outputs, "_open_lock", fail(errno.EACCES))
+        with pytest.raises(UserError, match="may not write .*map.tif: Permission denied"):
+            outputs.Workplace(tmp_path / "map.tif")
+    for number, said in ((errno.ENOSPC, "no space left"), (errno.EROFS, "Read-only"), (errno.EACCES, "may not write")):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "mkdir", fail(number))
+            with pytest.raises(UserError, match=said):
+                outputs.Workplace(tmp_path / "new.tif")
+    with outputs.claiming([tmp_path / "map.tif"]):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_one_output_is_made_aside_and_takes_nobodys_place(tmp_path):
+    target = tmp_path / "page.html"
+    with pytest.raises(ZeroDivisionError), outputs.making(target, "refuse") as aside:
+        aside.write_text("half")
+        raise ZeroDivisionError
+    assert not list(tmp_path.iterdir())
+    with outputs.making(target, "refuse") as aside:
+        aside.write_text("one")
+    with pytest.raises(UserError, match="there already"), outputs.making(target, "refuse"):
+        raise AssertionError("it is refused before anything is made")
+    with outputs.making(target, "replace") as aside:
+        assert target.read_text() == "one"
+        aside.write_text("two")
+    target.unlink()
+    with pytest.raises(UserError, match="there already"), outputs.making(target, "refuse") as aside:
+        aside.write_text("late")
+        target.write_text("somebody's")
+    assert target.read_text() == "somebody's" and [path.name for path in tmp_path.iterdir()] == ["page.html"]

@@ -189,3 +189,21 @@ def test_a_damaged_journal_costs_only_what_it_does_not_tell(tmp_path: Path) -> N
     (out / "dataset.json").unlink()
     prepare(make_plan("loveda", tmp_path / "source", CHOICES), out, CHOICES)
     assert json.loads((out / "dataset.json").read_text()) == manifest
+
+
+def test_masks_that_hold_no_numbers(tmp_path: Path) -> None:
+    mask = np.zeros((4, 4), np.float32)
+    for value in (np.nan, np.inf, -np.inf, 3e38):
+        mask[0, 0] = value
+        with pytest.raises(UserError, match="mask"):
+            encode(mask, ClassTable(("a", "b")), "mask.tif")
+
+
+def test_a_class_called_like_markup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from crispseg.cli.main import main
+
+    fake_own(tmp_path, images=2, size=(16, 24))
+    (tmp_path / "classes.csv").write_text("name,id\n[/x],0\n[bold]y,1\n=1+1,2\n")
+    main(["info", str(tmp_path), "--sheet", str(tmp_path / "sheet.png")])
+    said = capsys.readouterr().out
+    assert "[/x]" in said and "[bold]y" in said

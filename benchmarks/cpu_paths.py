@@ -1,6 +1,7 @@
 """The ways to run a model on a CPU, side by side: eager, channels last, fused, ONNX and, if asked for, compiled.
 
     python benchmarks/cpu_paths.py --threads 2 --compiled
+    python benchmarks/cpu_paths.py --ablation --out cpu_ablation.json       what each means of the fused way is worth
 
 All models and ways take turns in one process, batch 1, float32, after each one's output was checked against the model's
 own eager output. ONNX needs pip install -c constraints.txt onnx onnxscript onnxruntime; without, its lines say so.
@@ -24,6 +25,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +40,9 @@ from crispseg.bench.result import Cell, ModelCell
 from crispseg.bench.settings import Settings, choose
 from crispseg.errors import UserError
 from crispseg.files import write_json, write_text
+from crispseg.fused import strips
 from crispseg.models.base import SegmentationModel
+from crispseg.ops.cpu import attention_in_parts, winograd
 
 RESULTS = Path(__file__).parent / "results" / "cpu_paths.json"
 PRECISION = "fp32"
@@ -65,6 +69,21 @@ def channels_last(model: SegmentationModel, settings: Settings) -> nn.Module:
 
 def fused(model: SegmentationModel, settings: Settings) -> nn.Module:
     return model.fused(graphs=False)
+
+
+def without(module: Any, name: str, value: int) -> Callable[[SegmentationModel, Settings], Network]:
+    """A maker of fused models that run with another value of a module's name."""
+
+    def make(model: SegmentationModel, settings: Settings) -> Network:
+        network = fused(model, settings)
+
+        def run(images: Tensor) -> Tensor:
+            with mock.patch.object(module, name, value):
+                return network(images)
+
+        return run
+
+    return make
 
 
 def onnx(model: nn.Module, settings: Settings) -> Network:
@@ -116,6 +135,13 @@ WAYS = {
     "fused compiled": Way(lambda model, settings: compiled(fused(model, settings)), channels_last=True),
 }
 SLOW_TO_MAKE = ("compiled", "fused compiled")
+# The fused way without one of its means, each brought out of use by the number that limits it.
+ABLATIONS = {
+    "fused, no strips": Way(without(strips, "NUMBERS", 2**60), channels_last=True),
+    "fused, no parts": Way(without(attention_in_parts, "_NUMBERS", 2**60), channels_last=True),
+    "fused, no Winograd": Way(without(winograd, "MOST_CHANNELS", 0), channels_last=True),
+}
+WAYS |= ABLATIONS
 MODES |= dict.fromkeys(WAYS, MODES["eager"])  # `contest` runs each as the plain function that it is
 
 
@@ -256,12 +282,16 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--compiled", action="store_true", help="torch.compile too, which takes minutes")
+    parser.add_argument(
+        "--ablation", action="store_true", help="only the fused way, with and without each of its means"
+    )
     parser.add_argument("--ways", nargs="+", choices=WAYS, help="these only")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     if args.base not in args.models:
         parser.error(f"--base {args.base} is not among the models: {', '.join(args.models)}")
-    ways = args.ways or [name for name in WAYS if args.compiled or name not in SLOW_TO_MAKE]
+    usual = [name for name in WAYS if name not in ABLATIONS and (args.compiled or name not in SLOW_TO_MAKE)]
+    ways = args.ways or (["fused", *ABLATIONS] if args.ablation else usual)
     settings = choose(
         "cpu",
         sizes=[args.size],

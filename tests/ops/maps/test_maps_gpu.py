@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from crispseg.ops.dispatch import operators
 from crispseg.ops.maps import convolution, normalize, resizing
 from tests.conftest import relative_error
 from tests.ops.maps.test_maps import in_squares, normalised, resized, windows
@@ -20,7 +19,6 @@ def draw(*shape, dtype):
 
 
 def agree(function, formula, tensors):
-    assert not [op.failure for op in operators().values() if op.failure]
     with torch.no_grad():
         found, truth = function(*tensors), formula(*(x.double() for x in tensors))
     assert found.shape == truth.shape

@@ -80,7 +80,7 @@ def wait_for_step(out, step):
     raise AssertionError("the run did not get that far")
 
 
-def test_stopped_at_step_seven(folder, tmp_path, whole, monkeypatch):
+def test_stopped_at_step_seven(folder, tmp_path, whole, monkeypatch, capsys):
     monkeypatch.setattr(loop.Trainer, "asked_to_stop", lambda self: self.done == 7)
     first = loop.train(config_from(tiny.settings(folder, tmp_path / "run", **MORE)))
     assert not first.finished
@@ -88,6 +88,7 @@ def test_stopped_at_step_seven(folder, tmp_path, whole, monkeypatch):
     monkeypatch.undo()
     torch.manual_seed(99)  # nothing may depend on where the random numbers stood
     assert loop.resume(tmp_path / "run", ["log_every=4"]).finished
+    assert "going on after step 7 of 20" in capsys.readouterr().err
     assert_same_run(tmp_path / "run", whole)
 
 

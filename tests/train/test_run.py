@@ -24,6 +24,7 @@ from crispseg.train import log as log_room
 from crispseg.train import loop
 from crispseg.train.checkpoint import load_checkpoint, save_checkpoint
 from crispseg.train.config import config_from, train_config
+from crispseg.train.finish import Result
 from crispseg.train.log import MetricsLog, read_metrics
 from crispseg.train.setup import build_model, open_data
 from crispseg.train.watch import FiniteWatch
@@ -88,6 +89,12 @@ def test_best_is_the_best_validation(run):
     scores = {r["step"]: r["val/mIoU"] for r in read_metrics(run / "metrics.jsonl") if "val/mIoU" in r}
     state = load_checkpoint(run / "best.pt")
     assert state["step"] == max(scores, key=lambda step: (scores[step], -step))
+
+
+def test_every_score_is_told_in_percent():
+    scores = {"mIoU": 0.51, "mF1": 0.62, "OA": 0.83, "BF@3px": 0.1977}
+    told = str(Result(Path("run"), {"protocol": "p", "steps": 20, "last": scores, "best": scores}))
+    assert told.count("mIoU 51.00  mF1 62.00  OA 83.00  BF@3px 19.77") == 2
 
 
 def test_tuning_starts_from_a_model_folder_even_with_other_classes(run, folder, tmp_path):

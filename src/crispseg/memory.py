@@ -74,3 +74,9 @@ def _from_kilobytes(path: str, key: str) -> int:
             if line.startswith(key):
                 return int(line.split()[1]) * 1024
     return 0
+
+
+def is_shortage(error: BaseException) -> bool:
+    """Whether it says that there is not enough memory: torch has its own name for that on a GPU, and none on a CPU."""
+    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return named or any(words in str(error) for words in ("can't allocate memory", "can't start new thread"))

@@ -280,3 +280,14 @@ def test_a_note_that_names_the_folder_itself_moves_nothing(tmp_path):
     scene = write_raster(tmp_path / "scene.tif", random_pixels(3, 40, 40), **UTM)
     report = predict_scenes([scene], str(target), StandIn(), Request(Settings(32, 8)))
     assert not report.failures and target.is_file() and not work_folder(target).exists()
+
+
+def test_a_shortage_on_the_way_says_what_to_lower(tmp_path, scene):
+    model = StandIn()
+
+    def fail(x):
+        raise RuntimeError("can't start new thread")
+
+    model.before = fail
+    ((_, said),) = predict(scene, tmp_path / "map.tif", model=model).failures
+    assert said.startswith("out of memory; lower --tile")

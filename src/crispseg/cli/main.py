@@ -57,7 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("crisp: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
     except (MemoryError, RuntimeError) as error:
-        if not _is_out_of_memory(error):
+        from crispseg.memory import is_shortage
+
+        if not is_shortage(error):
             raise
         print("crisp: out of memory; take smaller crops, tiles or batches, or a smaller model", file=sys.stderr)
         return 1
@@ -86,12 +88,6 @@ def verb_parser(verb: str) -> argparse.ArgumentParser:
     )
     _add_words(parser, module)
     return parser
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    """Torch has its own name for it on a GPU, and none on a CPU."""
-    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    return named or "can't allocate memory" in str(error)
 
 
 def _add_words(parser: argparse.ArgumentParser, module: Any) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from crispseg import memory
 from crispseg.errors import UserError, unknown
 from crispseg.geo.landing import Landing, RemoteLanding, find_landing
 from crispseg.geo.maps import Legend, style_paths
@@ -86,8 +87,14 @@ def predict_scenes(
                 failures.append((scene.path, str(error)))
             except Exception as error:  # whatever is wrong with one scene, the others are made
                 _log.debug("%s failed", scene.path, exc_info=True)
-                failures.append((scene.path, f"unexpected {type(error).__name__}: {error}"))
+                failures.append((scene.path, _reason(error)))
     return Report(tuple(results), tuple(skipped), tuple(failures))
+
+
+def _reason(error: Exception) -> str:
+    if memory.is_shortage(error):
+        return "out of memory; lower --tile or --batch-size, or run it as one image with --exact"
+    return f"unexpected {type(error).__name__}: {error}"
 
 
 def _with_polygons_here(request: Request, landing: Landing) -> Request:

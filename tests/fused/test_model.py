@@ -79,6 +79,28 @@ def test_upernet_gets_the_fused_backbone(options):
     assert "FusedVSSD" in {type(module).__name__ for module in model.fused().modules()}
 
 
+class Pyramid(torch.nn.Module):
+    """Feature maps of a backbone that has no fused form."""
+
+    def __init__(self, widths):
+        super().__init__()
+        self.steps = torch.nn.ModuleList(torch.nn.Conv2d(3, width, 1) for width in widths)
+
+    def forward(self, image):
+        maps = [step(image) for step in self.steps]
+        return [torch.nn.functional.avg_pool2d(x, 4 << i, ceil_mode=True) for i, x in enumerate(maps)]
+
+
+@pytest.mark.parametrize("neck", ["topdown", "concat"])
+def test_the_head_on_a_backbone_that_has_no_fused_form(neck):
+    model = small_crisp(neck=neck)
+    model.backbone = Pyramid(model.backbone.widths)
+    model = unsettled(model)
+    check(model, torch.randn(2, 3, 40, 56))
+    assert model.fused().as_written == ("backbone",)
+    assert type(model.fused().network.head).__name__ == "FusedHead"
+
+
 @pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="needs timm")
 @pytest.mark.parametrize("name", ["unetformer_r18", "sfanet_effb3"])
 def test_peers(name):

@@ -1,4 +1,4 @@
-"""Kernels compiled for GPUs that are not there: whatever `crisp train` and `crisp predict` launch must compile for them,
+"""Kernels compiled for GPUs that are not there: what `crisp train` and `crisp predict` launch must compile for them,
 and what a kernel takes of the shared memory must fit where nothing else is said."""
 
 import importlib.util

@@ -122,7 +122,8 @@ class Remote(Predict):
         return (folder / "scratch").exists()
 
     def _scratch(self, folder: Path) -> list[Path]:
-        return [path for path in (folder / "scratch").rglob("*") if path.is_file()]
+        """What waits there; an empty lock is what a run leaves that is killed when all is done."""
+        return [path for path in (folder / "scratch").rglob("*") if path.is_file() and path.name != "lock"]
 
 
 class Vectorize(Files):

@@ -1,7 +1,7 @@
 """Damage every kind of file we read, and read it: each case ends in success or a UserError, within 20 s of processor
 time and 2 GiB, without network, other programs or files outside its folder.
 
-    python -m campaigns.fuzz --cases 100000 --seed 1 --jobs 2 --out benchmarks/results/fuzz
+    python -m campaigns.fuzz --cases 100000 --seed 1 --jobs 2 --out benchmarks/results/fuzz/seed1
     python -m campaigns.fuzz --seed 1 --only 4711          one case again, with what was said
     python -m campaigns.fuzz --minutes 60                  as many as fit
 

@@ -69,5 +69,6 @@ def _markdown(parts: Sequence[Played]) -> str:
 
 def _kind(trouble: str) -> str:
     """`kill -9 before call 3 (killed)` -> `kill`."""
-    first, second, *_ = trouble.split(" ")
-    return f"{first} {second}" if first in ("two", "inputs", "ray") else {"files": "file size"}.get(first, first)
+    first, second, *_ = trouble.replace(",", "").split(" ")
+    names = {"files": "file size", "two": "two at once"}
+    return f"{first} {second}" if first in ("inputs", "ray") else names.get(first, first)

@@ -18,8 +18,10 @@ def everywhere(monkeypatch):
     monkeypatch.setattr(dispatch, "HAS_TRITON", True)
     monkeypatch.delenv(dispatch.ENVIRONMENT_VARIABLE, raising=False)
     monkeypatch.delenv(dispatch.OFF_VARIABLE, raising=False)
+    dispatch.switched_off.cache_clear()
     with dispatch.through_the_interpreter():
         yield
+    dispatch.switched_off.cache_clear()
 
 
 @pytest.fixture
@@ -66,10 +68,9 @@ def test_a_cpu_has_no_use_for_kernels(doubled):
 
 @pytest.mark.parametrize("value", ["doubled", " layer_norm, doubled", "doubled,"])
 def test_the_environment_switches_one_off(everywhere, doubled, monkeypatch, value):
-    dispatch._parsed.cache_clear()
     monkeypatch.setenv(dispatch.OFF_VARIABLE, value)
+    dispatch.switched_off.cache_clear()
     assert doubled.why_not(torch.ones(1)) == "switched off"
-    dispatch._parsed.cache_clear()
 
 
 def test_a_context_switches_one_off(everywhere, doubled):
@@ -82,6 +83,7 @@ def test_an_operator_that_nobody_knows(everywhere, doubled, monkeypatch):
     with pytest.raises(UserError, match="layer_norm"), off("layernorm"):
         pass
     monkeypatch.setenv(dispatch.OFF_VARIABLE, "duobled")
+    dispatch.switched_off.cache_clear()
     with pytest.raises(UserError, match="doubled"):
         doubled(torch.ones(1))
 

@@ -268,15 +268,10 @@ def through_the_interpreter() -> Iterator[None]:
         _interpreting = False
 
 
-def switched_off() -> frozenset[str]:
-    """Operators that the environment variable names."""
-    named = os.environ.get(OFF_VARIABLE)
-    return _parsed(named) if named else frozenset()
-
-
 @functools.cache
-def _parsed(names: str) -> frozenset[str]:
-    given = frozenset(name.strip() for name in names.split(",") if name.strip())
+def switched_off() -> frozenset[str]:
+    """Operators that the environment variable names; it is read once, as every call asks."""
+    given = frozenset(name.strip() for name in os.environ.get(OFF_VARIABLE, "").split(",") if name.strip())
     _check(given)
     return given
 

@@ -27,7 +27,7 @@ def watch(folder: Path, at: int, what: int) -> None:
     """In a child: from here on its writes below the folder are counted, and the chosen one goes wrong."""
     disk = library()
     if disk is not None:
-        disk.disk_watch(os.fsencode(folder.resolve()), ctypes.c_long(at), what)
+        disk.disk_watch(os.fsencode(folder.resolve()) + b"/", ctypes.c_long(at), what)
 
 
 def writes() -> int:

@@ -26,6 +26,8 @@ from crispseg.ops import compile_ahead, dispatch  # noqa: E402
 from crispseg.ops.common import dependent_launch  # noqa: E402
 from crispseg.ops.nc_ssd import launch  # noqa: E402
 
+SHARED = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227}  # KB that a program can have
+
 
 class NoDevice:
     """What Triton asks of a driver until it launches."""
@@ -77,6 +79,7 @@ def main():
     driver.set_active(NoDevice(args.capability))
     dependent_launch._can = lambda device: args.capability >= 90
     launch.INTERPRETED = True  # its tensors may be on a CPU
+    dispatch.shared_memory = lambda device: 1024 * SHARED[args.capability]
     torch.manual_seed(0)
     model = crispseg.create_model(args.model)
     images = torch.rand(1, 3, args.size, args.size)

@@ -15,7 +15,7 @@ def test_kernels_that_fit_run_and_formulas_take_the_place_of_the_others(monkeypa
     image = torch.rand(1, 3, 32, 32)
     with torch.no_grad():
         truth = model.double()(image.double())
-    fused = model.float().fused(torch.bfloat16, graphs=False)
+    fused = model.float().fused(torch.float16, graphs=False)  # the interpreter cannot multiply bfloat16
     taken = set()
     by_kernel = dispatch.Operator.by_kernel
 
@@ -29,6 +29,6 @@ def test_kernels_that_fit_run_and_formulas_take_the_place_of_the_others(monkeypa
     with dispatch.through_the_interpreter():
         found = fused(image)
     dispatch._why_no_room.cache_clear()
-    assert relative_error(found, truth) < NETWORK_BOUNDS["bf16"]
-    assert {"gated_mixer", "layer_norm", "depthwise3x3"} <= taken
+    assert relative_error(found, truth) < NETWORK_BOUNDS["fp16"]
+    assert {"gated_mixer", "layer_norm", "best_cosines", "settle"} <= taken
     assert all(dispatch.operators()[name].room <= kilobytes * 1024 for name in taken)

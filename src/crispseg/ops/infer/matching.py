@@ -9,13 +9,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from crispseg.ops.common.precision import widened
-from crispseg.ops.dispatch import DATA_CENTRE, operator, too_many
+from crispseg.ops.dispatch import ANY_GPU, operator, too_many
 from crispseg.ops.infer.pixel_attention import MOST_CHANNELS
 
 _LEAST_NORM = 1e-12  # as functional.normalize has it
 
 
-@operator("best_cosines", kernels="infer.matching_kernels", gradients="none", room=DATA_CENTRE)
+@operator("best_cosines", kernels="infer.matching_kernels", gradients="none", room=ANY_GPU)
 def best_cosines(descriptors: Tensor, prototypes: Tensor, scale: float) -> Tensor:
     """scale x the largest cosine of each descriptor (B, L, d) with a class's prototypes (B, classes, K, d).
 
@@ -33,7 +33,7 @@ def _(descriptors: Tensor, *rest: Any) -> str | None:
     return too_many(descriptors.shape[2], MOST_CHANNELS, "channels")
 
 
-@operator("grouped_product", kernels="infer.matching_kernels", gradients="none", room=DATA_CENTRE)
+@operator("grouped_product", kernels="infer.matching_kernels", gradients="none", room=ANY_GPU)
 def grouped_product(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
     """x (B, classes, in) through each class's own weight (classes, in, out) and bias (classes, out), or one for all."""
     groups = weight.shape[0]
@@ -43,7 +43,7 @@ def grouped_product(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tens
     return y.view(*x.shape[:2], -1) if groups == 1 else y.transpose(0, 1)
 
 
-@operator("max_and_mean", kernels="infer.matching_kernels", gradients="none", room=DATA_CENTRE)
+@operator("max_and_mean", kernels="infer.matching_kernels", gradients="none", room=ANY_GPU)
 def max_and_mean(x: Tensor) -> Tensor:
     """Over the pixels of x (B, L, D): the maximum of the first half of the channels, the mean of the others."""
     for_max, for_mean = x.chunk(2, dim=-1)

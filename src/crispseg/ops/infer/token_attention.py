@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from crispseg.ops.dispatch import DATA_CENTRE, operator, too_many
+from crispseg.ops.dispatch import ANY_GPU, operator, too_many
 from crispseg.ops.infer.matching import grouped_product
 from crispseg.ops.infer.pixel_attention import MOST_CHANNELS, MOST_TOKENS
 
@@ -88,7 +88,7 @@ def _too_wide(own: OwnAttention | None) -> str | None:
     return None if own is None else too_many(own.weight.shape[1], 128 * own.heads, "channels of these heads")
 
 
-@operator("join_perceptron", kernels="infer.token_attention_kernels", gradients="none", room=DATA_CENTRE, of=_both)
+@operator("join_perceptron", kernels="infer.token_attention_kernels", gradients="none", room=ANY_GPU, of=_both)
 def join_perceptron(tokens: Tensor, read: Tensor, join: Join, perceptron: Perceptron) -> Tensor:
     """With t = join(tokens, read): parts (P, B, T, D), whose sum over P is t + perceptron(t)."""
     t = join(tokens, read)
@@ -99,7 +99,7 @@ def join_perceptron(tokens: Tensor, read: Tensor, join: Join, perceptron: Percep
     "settle",
     kernels="infer.token_attention_kernels",
     gradients="none",
-    room=DATA_CENTRE,
+    room=ANY_GPU,
     of=lambda parts, norm, vectors, own: (vectors.first,),
 )
 def settle(parts: Tensor, norm: Norm, vectors: Vectors, own: OwnAttention | None) -> tuple[Tensor, ...]:
@@ -113,7 +113,7 @@ def settle(parts: Tensor, norm: Norm, vectors: Vectors, own: OwnAttention | None
     "attend_own",
     kernels="infer.token_attention_kernels",
     gradients="none",
-    room=DATA_CENTRE,
+    room=ANY_GPU,
     of=lambda tokens, own: (tokens, own.weight),
 )
 def attend_own(tokens: Tensor, own: OwnAttention) -> Tensor:
@@ -121,14 +121,14 @@ def attend_own(tokens: Tensor, own: OwnAttention) -> Tensor:
     return own(tokens)
 
 
-@operator("join_vectors", kernels="infer.token_attention_kernels", gradients="none", room=DATA_CENTRE, of=_both)
+@operator("join_vectors", kernels="infer.token_attention_kernels", gradients="none", room=ANY_GPU, of=_both)
 def join_vectors(tokens: Tensor, read: Tensor, join: Join, vectors: Vectors) -> tuple[Tensor, Tensor]:
     """t = join(tokens, read) and its vectors (B, T, G, D)."""
     t = join(tokens, read)
     return t, vectors(t)[0]
 
 
-@operator("join_grouped", kernels="infer.token_attention_kernels", gradients="none", room=DATA_CENTRE, of=_both)
+@operator("join_grouped", kernels="infer.token_attention_kernels", gradients="none", room=ANY_GPU, of=_both)
 def join_grouped(tokens: Tensor, read: Tensor, join: Join, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
     """`grouped_product` of join(tokens, read)."""
     return grouped_product(join(tokens, read), weight, bias, relu)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from crispseg.ops.dispatch import DATA_CENTRE, HALF, kernels_wanted, operator, too_many
+from crispseg.ops.dispatch import A100, ANY_GPU, HALF, kernels_wanted, operator, too_many
 
 _FEW = 48  # channels up to which a program holds the weights; cuDNN is fast where there are more
 _MOST_BANDS = 16
@@ -20,7 +20,7 @@ _MOST_MIXED = 128  # channels of a result whose sums a program holds
 _IMAGES = (torch.float32, torch.bfloat16, torch.float16, torch.uint8)
 
 
-@operator("convolve", gradients="none", room=DATA_CENTRE)
+@operator("convolve", gradients="none", room=ANY_GPU)
 def convolve(
     x: Tensor, weight: Tensor, bias: Tensor, stride: int = 1, residual: Tensor | None = None, relu: bool = False
 ) -> Tensor:
@@ -60,7 +60,7 @@ def _(
     "convolve_image",
     kernels="maps.convolution_kernels",
     gradients="none",
-    room=DATA_CENTRE,
+    room=ANY_GPU,
     of=lambda image, weight, bias: (weight, bias),
 )
 def convolve_image(image: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ def _(image: Tensor, weight: Tensor, bias: Tensor) -> str | None:
     return too_many(image.shape[1], _MOST_BANDS, "bands") or too_many(len(weight), _MOST_MIXED, "channels")
 
 
-@operator("halve_and_mix", kernels="maps.convolution_kernels", gradients="none", room=DATA_CENTRE)
+@operator("halve_and_mix", kernels="maps.convolution_kernels", gradients="none", room=A100)
 def halve_and_mix(x: Tensor, weight: Tensor, bias: Tensor, mix: Tensor, mix_bias: Tensor) -> Tensor:
     """relu(conv(x) + bias) @ mix + mix_bias with stride 2: (B, H, W, C) -> (B, H', W', out), mix (hidden, out)."""
     hidden = convolve(x, weight, bias, stride=2, relu=True)

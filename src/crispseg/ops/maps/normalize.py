@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from crispseg.ops.common.custom import custom_op, differentiable
-from crispseg.ops.dispatch import DATA_CENTRE, FLOATS, operator, too_many
+from crispseg.ops.dispatch import ANY_GPU, FLOATS, operator, too_many
 from crispseg.ops.maps.resizing import resize_add
 
 _LARGEST = 4096  # channels that one program can hold
@@ -33,7 +33,7 @@ def _(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     return _layer_norm(x, weight, bias, eps)
 
 
-@operator("norm_relu_add", kernels="maps.normalize_kernels", gradients="none", room=DATA_CENTRE)
+@operator("norm_relu_add", kernels="maps.normalize_kernels", gradients="none", room=ANY_GPU)
 def norm_relu_add(
     x: Tensor,
     norm_weight: Tensor,

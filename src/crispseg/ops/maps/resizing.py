@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from crispseg.ops.common.custom import custom_op, differentiable
-from crispseg.ops.dispatch import DATA_CENTRE, operator, too_many
+from crispseg.ops.dispatch import ANY_GPU, operator, too_many
 
 _MOST_TIMES = 8  # larger along an axis; the gradients' kernels would take long to compile
 
@@ -60,7 +60,7 @@ def _(x: Tensor, size: Size) -> Tensor:
     return _resize_planes(x, size[0], size[1])
 
 
-@operator("resize_add", kernels="maps.resizing_kernels", gradients="none", room=DATA_CENTRE)
+@operator("resize_add", kernels="maps.resizing_kernels", gradients="none", room=ANY_GPU)
 def resize_add(finer: Tensor, coarser: Tensor) -> Tensor:
     """finer (B, H, W, C) + coarser (B, h, w, C) resized to (H, W), pixel centres kept."""
     return finer + resized(coarser, finer.shape[1:3])

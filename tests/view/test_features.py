@@ -1,0 +1,36 @@
+"""Polygons that cannot be drawn: told in a sentence, or left out. Found by the fuzz campaign."""
+
+import json
+
+import numpy as np
+import pytest
+
+from crispseg.errors import UserError
+from crispseg.view.features import Features
+from crispseg.view.rasters import Raster
+from crispseg.view.space import Box
+from tests.geo.rasters import UTM, write_raster
+
+WORLD = Box(-180, -85, 180, 85)
+
+
+@pytest.mark.parametrize("ring", [[[0, 0], [1e300, 0], [1e300, 1e300], [0, 0]], [[0, 0], [0, 1]], [[1, 1]]])
+def test_shapes_that_cannot_be_drawn(ring, tmp_path):
+    reference = Raster(write_raster(tmp_path / "map.tif", np.zeros((16, 16), np.uint8), **UTM))
+    feature = {"type": "Feature", "properties": {}, "geometry": {"type": "Polygon", "coordinates": [ring]}}
+    crs = {"type": "name", "properties": {"name": "urn:ogc:def:crs:EPSG::32633"}}
+    path = tmp_path / "p.geojson"
+    path.write_text(json.dumps({"type": "FeatureCollection", "crs": crs, "features": [feature]}))
+    try:
+        shown = Features(str(path), reference).inside(WORLD, 12)
+    except UserError as error:
+        assert "cannot be read as polygons" in str(error)
+    else:
+        assert shown["features"] == [] or len(shown["features"]) == 1
+
+
+def test_a_file_that_is_no_polygons(tmp_path):
+    reference = Raster(write_raster(tmp_path / "map.tif", np.zeros((16, 16), np.uint8), **UTM))
+    (tmp_path / "p.gpkg").write_bytes(b"SQLite format 3\0" + b"\xa4" * 200)
+    with pytest.raises(UserError, match="cannot be read as polygons"):
+        Features(str(tmp_path / "p.gpkg"), reference)

@@ -192,7 +192,7 @@ def spread(ratio: list[float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="crisp_nano_dubai")
+    parser.add_argument("--model", default="crisp_nano_aerial")
     parser.add_argument("--data", required=True, help="labelled images: int8 is calibrated and all are scored on them")
     parser.add_argument("--protocol", default="dubai/own5")
     parser.add_argument("--out", default="benchmarks/results")

@@ -44,7 +44,7 @@ def legend(model: crispseg.models.base.SegmentationModel) -> Image.Image:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dubai", type=Path, required=True, help="the folder with images/tile1_part2.jpg and so on")
-    parser.add_argument("--model", default="crisp_nano_dubai")
+    parser.add_argument("--model", default="crisp_nano_aerial")
     parser.add_argument("--out", type=Path, default=Path("docs/images/gallery"))
     args = parser.parse_args()
     model = crispseg.load(args.model)

@@ -1,7 +1,7 @@
 """Turn a finished training run into a model that comes with the package.
 
-  python tools/ship_model.py RUN --data FOLDER --name crisp_nano_dubai
-  python tools/ship_model.py RUN --data FOLDER --name crisp_nano_dubai --weights last --device cuda --note "..."
+  python tools/ship_model.py RUN --data FOLDER --name crisp_nano_aerial
+  python tools/ship_model.py RUN --data FOLDER --name crisp_nano_aerial --weights last --device cuda --note "..."
 
 Scores the weights on the validation split in float32 and as stored in half precision, refuses them if the two differ by
 more than 0.1 mIoU or the file is too large, and writes src/crispseg/shipped/NAME: config.json, model.safetensors,
@@ -142,7 +142,7 @@ def building_iou(model: SegmentationModel, folder: Folder, scale: float) -> floa
         image, mask = folder.read_image(record), folder.read_mask(record)
         size = (max(32, round(image.shape[1] * scale)), max(32, round(image.shape[0] * scale)))
         shown = np.asarray(Image.fromarray(image).resize(size, Image.Resampling.BOX if scale < 1 else None))
-        found = Image.fromarray((segment(shown, model, tile=512) == ours).astype(np.uint8))
+        found = Image.fromarray((segment(shown, model, tile=min(512, max(size))) == ours).astype(np.uint8))
         there = np.asarray(found.resize((image.shape[1], image.shape[0]), Image.Resampling.NEAREST)) > 0
         truth, valid = mask == theirs, mask != 255
         both += int((there & truth & valid).sum())

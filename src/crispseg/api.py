@@ -176,7 +176,7 @@ def predict(
 ) -> tuple[MapResult, ...]:
     """Make georeferenced class maps of whole scenes, in bounded memory, as `crisp predict` does.
 
-        (city,) = crispseg.predict("city.tif", "map.tif", "crisp_nano_dubai", polygons="map.gpkg")
+        (city,) = crispseg.predict("city.tif", "map.tif", "crisp_nano_aerial", polygons="map.gpkg")
         city.files, city.classes
 
     For an image that fits into memory, `crispseg.segment` gives its class map as an array.

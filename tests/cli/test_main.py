@@ -92,7 +92,7 @@ def test_results_go_to_stdout_as_json_and_the_rest_to_stderr(capsys, tmp_path):
     assert main(["models", "crisp_n*", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in listed["models"]] == ["crisp_nano"]
-    assert listed["trained"][0]["name"] == "crisp_nano_dubai"
+    assert listed["trained"][0]["name"] == "crisp_nano_aerial"
     assert main(["info", "crisp_nano", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["parameters"] == listed["models"][0]["parameters"]
     assert main(["predict", str(tmp_path / "none.tif"), "-o", str(tmp_path / "map.tif"), "--json", "--quiet"]) == 1

@@ -13,7 +13,7 @@ from PIL import Image
 import crispseg
 from crispseg.cli.main import main
 from crispseg.data.images import read_mask
-from crispseg.data.known import DUBAI
+from crispseg.data.known import AERIAL, DUBAI
 from crispseg.data.labels import encode
 from crispseg.demo import run as demo_run
 from crispseg.demo.held_out import HeldOut
@@ -32,7 +32,7 @@ FILES = {
 
 def coloured(ids):
     """Labels as the shipped scene has them: in the class table's colours."""
-    return np.array((*DUBAI.colours, *[(0, 0, 0)] * 251), np.uint8)[ids]
+    return np.array((*AERIAL.colours, *[(0, 0, 0)] * 251), np.uint8)[ids]
 
 
 @pytest.fixture
@@ -47,12 +47,12 @@ def scene(tmp_path):
 
 @pytest.fixture
 def model(tmp_path):
-    return saved_model(tmp_path / "model", DUBAI.names)
+    return saved_model(tmp_path / "model", AERIAL.names)
 
 
 def saved_model(path, classes):
     model = crispseg.create_model("crisp_nano", num_classes=len(classes), **SHRINK_CRISP)
-    info = ModelInfo(classes, DUBAI.colours[: len(classes)], mean=(120.0,) * 3, std=(60.0,) * 3, training_data="toys")
+    info = ModelInfo(classes, AERIAL.colours[: len(classes)], mean=(120.0,) * 3, std=(60.0,) * 3, training_data="toys")
     model.info = info
     model.save(path)
     return path
@@ -100,7 +100,7 @@ def check_polygons(out, predicted):
         meta, _, geometry, columns = pyogrio.raw.read(out / name, layer="classes")
         fields = dict(zip(meta["fields"], columns, strict=True))
         assert {"class_id", "class", "area", "confidence"} <= set(fields)
-        assert set(fields["class"]) <= set(DUBAI.names) and sum(fields["area"]) == predicted.size
+        assert set(fields["class"]) <= set(AERIAL.names) and sum(fields["area"]) == predicted.size
         tables.append(sorted(zip(fields["class"], shapely.area(shapely.from_wkb(geometry)).round(3), strict=True)))
     assert tables[0] == tables[1]
 
@@ -117,7 +117,7 @@ def test_the_page_stands_alone_and_its_links_lead_somewhere(scene, model, tmp_pa
     assert page.index('class="compare"') < page.index('class="figures"')  # the divider comes first
     assert "http" not in page.replace("http-equiv", "") and not re.search(r"<script [^>]*src", page)
     for said in (
-        *DUBAI.names,
+        *AERIAL.names,
         "CC0",
         "Trained on toys.",
         "validate",
@@ -134,7 +134,7 @@ def test_the_command_prints_scores_and_where_to_look_and_may_be_repeated(scene, 
     words = ["demo", "--out", str(out), "--model", str(model)]
     assert main(words) == 0
     said = capsys.readouterr().out
-    assert all(f"| {name} |" in said for name in (*DUBAI.names, "mean"))
+    assert all(f"| {name} |" in said for name in (*AERIAL.names, "mean"))
     assert f"page: {out / 'index.html'}" in said and str(out / "side_by_side.png") in said
     before = (out / "map.tif").read_bytes()
     (out / "map.tif").write_bytes(b"old")
@@ -190,4 +190,4 @@ def test_the_shipped_model_knows_a_part_of_the_scene(tmp_path):
     scenes.save(tmp_path / "part" / "truth.png", coloured(whole.truth()[part]))
     near = (slice(0, 200), slice(0, 200))
     demo = demo_run.run_demo(tmp_path / "demo", scene=HeldOut(tmp_path / "part", close_up=near))
-    assert demo.scores.oa > 0.7 and demo.scores.iou[DUBAI.names.index("water")] > 0.7
+    assert demo.scores.oa > 0.7 and demo.scores.iou[AERIAL.names.index("water")] > 0.7

@@ -41,6 +41,10 @@ AERIAL_COLOURS = {
     "water": (44, 110, 201),
 }
 
+AERIAL = ClassTable(
+    DUBAI.names, tuple(AERIAL_COLOURS[name] for name in DUBAI.names), ignored_colours=DUBAI.ignored_colours
+)
+
 TABLES = {
     "potsdam": ISPRS,
     "vaihingen": ISPRS,

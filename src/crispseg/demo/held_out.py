@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from crispseg.data.classes import ClassTable
 from crispseg.data.images import read_image
-from crispseg.data.known import DUBAI
+from crispseg.data.known import AERIAL
 from crispseg.data.labels import read_labels
 from crispseg.errors import UserError
 
@@ -23,7 +23,7 @@ class HeldOut:
     """A scene on disk; dubai_tile1/README.md says where it comes from."""
 
     folder: Path = DUBAI_TILE1
-    table: ClassTable = DUBAI
+    table: ClassTable = AERIAL
     origin: str = "Tile 1 of MBRSC's satellite images of Dubai, labelled by Humans in the Loop, public domain (CC0)."
     honesty: str = (
         "No pixel of this scene was trained on, but its tile is one of the two that validate: recipe and training "

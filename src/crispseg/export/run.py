@@ -70,7 +70,7 @@ def export(
 ) -> Exported:
     """Write a model as a file for other programs.
 
-        crispseg.export("crisp_nano_dubai", "model.onnx", output="argmax")
+        crispseg.export("crisp_nano_aerial", "model.onnx", output="argmax")
 
     The file takes raw pixels, float32 (N, bands, H, W), and gives logits, probabilities or class ids. It appears only
     if its answers are the model's.

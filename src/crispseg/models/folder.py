@@ -59,7 +59,7 @@ def load(
 ) -> SegmentationModel:
     """The model saved in a folder, in evaluation mode and float32.
 
-        model = crispseg.load("crisp_nano_dubai")
+        model = crispseg.load("crisp_nano_aerial")
 
     Args:
         folder: What `model.save` wrote, a training run (its best weights so far), the name of a model that comes with

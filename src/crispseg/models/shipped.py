@@ -13,9 +13,7 @@ from crispseg.models.hub import fetch, is_hub
 RUN_CONFIG, BEST = "config.yaml", "best"  # of a training run's folder
 _FOLDER = Path(__file__).parents[1] / "shipped"
 BACKBONES = _FOLDER / "backbones"
-_BEST_FIRST = ("crisp_nano_aerial", "crisp_nano_dubai")
-# used by `crisp predict`, `crispseg.segment` and `crisp demo` when no model is given
-DEFAULT = next((name for name in _BEST_FIRST if (_FOLDER / name / "config.json").is_file()), _BEST_FIRST[0])
+DEFAULT = "crisp_nano_aerial"  # used by `crisp predict`, `crispseg.segment` and `crisp demo` when no model is given
 
 
 def list_shipped() -> list[str]:

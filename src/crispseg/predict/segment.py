@@ -45,7 +45,7 @@ def segment(
 ) -> NDArray[np.uint8]:
     """The (H, W) class ids of an image, 255 where it has no data.
 
-        classes = crispseg.segment("city.tif", "crisp_nano_dubai")
+        classes = crispseg.segment("city.tif", "crisp_nano_aerial")
 
     Scenes whose map is too large for memory are for `crispseg.predict`.
 

@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 import crispseg
-from crispseg.data.inspection import paint
+from crispseg.data.drawing import paint
 
 HELD_OUT = ("tile1_part2", "tile1_part6", "tile1_part9", "tile3_part9")
 SIDE = 760  # pixels of a panel's longer side

@@ -18,7 +18,7 @@ from crispseg.ops.nc_ssd.formula import queries_of, read_queries, sums_of
 from tests.conftest import relative_error
 from tests.fused.models import small_crisp
 
-pytestmark = pytest.mark.skipif(not onednn._AVAILABLE, reason="needs torch with oneDNN")
+pytestmark = pytest.mark.skipif(not onednn.AVAILABLE, reason="needs torch with oneDNN")
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Whole pretraining runs on toy sets: they learn, resume bit for bit, and two processes are one."""
 
 import json
+import multiprocessing
 import os
 import shutil
 import subprocess
@@ -19,6 +20,7 @@ from crispseg.pretrain.config import config_from, pretrain_config
 from crispseg.pretrain.pictures import Pictures
 from crispseg.pretrain.sources import open_source
 from crispseg.train.log import read_metrics
+from crispseg.train.watch import StopRequest
 from tests.pretrain import toys
 
 TIMES = ("seconds", "images_per_second")
@@ -164,6 +166,16 @@ def test_one_run_at_a_time_and_only_on_what_it_began_with(tmp_path, monkeypatch)
         loop.resume(out)
     one.write_bytes(kept)
     assert loop.resume(out, quiet=True).finished
+
+
+def test_pictures_are_cached_while_a_training_listens_for_signals(tmp_path):
+    """Its handler of SIGTERM is inherited by the processes that decode: they ended only by chance."""
+    data = toys.class_folders(tmp_path / "stripes")
+    with StopRequest().listening() as stop:
+        for number in range(4):
+            pictures = Pictures(open_source(data, labelled=True, side=32)[0], 32)
+            pictures.hold(torch.device("cpu"), tmp_path / f"cache{number}")
+    assert not stop and not multiprocessing.active_children()
 
 
 def test_pictures_in_a_cache_are_those_of_the_files(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -73,6 +74,8 @@ class Pictures(Dataset[Tensor]):
                 context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
                 with context.Pool(min(_WORKERS, os.cpu_count() or 1), _share, (self, aside)) as pool:
                     pool.map(_fill_file, starts)
+                    pool.close()
+                    pool.join()
             kept = np.load(path, allow_pickle=False)
         return kept
 
@@ -112,6 +115,9 @@ _SHARED: list[tuple[Pictures, Path]] = []  # in a process that decodes: what, an
 
 def _share(pictures: Pictures, path: Path) -> None:
     _SHARED[:] = [(pictures, path)]
+    # A training's own handler, which waits for the end of a step, would keep the process from ever ending.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process ends the others
     torch.set_num_threads(1)
 
 

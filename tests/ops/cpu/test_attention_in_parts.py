@@ -10,7 +10,7 @@ from crispseg.ops.infer.pixel_attention import pixels_attend_tokens, read_pixels
 from crispseg.ops.infer.token_attention import Norm
 from tests.conftest import relative_error
 
-pytestmark = pytest.mark.skipif(not onednn._AVAILABLE, reason="needs torch with oneDNN")
+pytestmark = pytest.mark.skipif(not onednn.AVAILABLE, reason="needs torch with oneDNN")
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e3])

@@ -9,7 +9,7 @@ from crispseg.ops import only
 from crispseg.ops.cpu import onednn
 from tests.conftest import relative_error
 
-pytestmark = pytest.mark.skipif(not onednn._AVAILABLE, reason="needs torch with oneDNN")
+pytestmark = pytest.mark.skipif(not onednn.AVAILABLE, reason="needs torch with oneDNN")
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from torch.nn import functional
 from crispseg.ops.cpu import onednn, winograd
 from tests.conftest import relative_error
 
-pytestmark = pytest.mark.skipif(not onednn._AVAILABLE, reason="needs torch with oneDNN")
+pytestmark = pytest.mark.skipif(not onednn.AVAILABLE, reason="needs torch with oneDNN")
 
 
 def convolved(x, weight, bias):

@@ -13,6 +13,8 @@ from crispseg.ops.dispatch import HAS_TRITON
 
 needs_gpu = pytest.mark.skipif(not (torch.cuda.is_available() and HAS_TRITON), reason="needs a CUDA device and Triton")
 
+CAPTURED = {"capture_output": True, "text": True, "check": True}
+
 
 def test_without_a_gpu_the_work_is_not_even_rehearsed():
     assert room.compile_ahead(lambda: 1 / 0, torch.device("cpu")) == 0
@@ -34,6 +36,33 @@ def test_constants_are_no_names_of_types():
 
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         assert not tl.dtype.is_dtype(product_of(torch.zeros(1, dtype=dtype)))
+
+
+KEYS = """
+import importlib, json, pkgutil, sys, torch
+torch.version.cuda = torch.version.cuda or "none"
+from triton.runtime.jit import JITFunction
+import crispseg.ops
+from crispseg.ops.compile_ahead import key_callees_first
+modules = [m.name for m in pkgutil.walk_packages(crispseg.ops.__path__, "crispseg.ops.") if "cpu" not in m.name]
+found = {}
+for module in map(importlib.import_module, modules):
+    found |= {f"{x.module}.{x.fn.__name__}": x for x in vars(module).values() if isinstance(x, JITFunction)}
+for name in sorted(found, reverse=sys.argv[1] == "backwards"):
+    key_callees_first(found[name])
+print(json.dumps({name: found[name].cache_key for name in found}))
+"""
+
+
+def test_processes_know_a_kernel_by_the_same_key_whatever_they_compiled_before():
+    pytest.importorskip("triton")
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    keys = [
+        json.loads(subprocess.run([sys.executable, "-c", KEYS, order], env=environment, **CAPTURED).stdout)
+        for order in ("forwards", "backwards")
+    ]
+    assert len(keys[0]) > 50
+    assert keys[0] == keys[1]
 
 
 @pytest.mark.gpu

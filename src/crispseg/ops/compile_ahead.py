@@ -66,6 +66,7 @@ def rehearse(work: Callable[[], Any]) -> list[Kernel]:
     found: dict[Kernel, None] = {}
 
     def note(*, fn: Any, compile: dict[str, Any], **others: Any) -> bool:
+        key_callees_first(fn.jit_function)
         found[Kernel(fn.module, fn.name, compile["specialization_data"])] = None
         return True  # neither compile nor launch it
 
@@ -73,6 +74,19 @@ def rehearse(work: Callable[[], Any]) -> list[Kernel]:
         work()
         torch.cuda.synchronize()
     return list(found)
+
+
+def key_callees_first(function: Any) -> None:
+    """Give a kernel the key that it has in Triton's cache, after those of the functions it calls.
+
+    A key holds the constants of the callees that have a key by then: else it would depend on what was compiled before,
+    and processes would not find each other's kernels.
+    """
+    for name in function.fn.__code__.co_names:
+        callee = function.fn.__globals__.get(name)
+        if type(callee) is type(function) and callee.hash is None:
+            key_callees_first(callee)
+    function.cache_key  # noqa: B018 (computed once, when it is first asked for)
 
 
 def compile_side_by_side(kernels: Sequence[Kernel], device: int) -> None:
@@ -142,6 +156,7 @@ def serve(device: int) -> None:
             function: Any = importlib.import_module(kernel.module)
             for part in kernel.name.split("."):
                 function = getattr(function, part)
+            key_callees_first(function)
             function.preload(kernel.specialization)
         except Exception as error:
             print(f"failed: {type(error).__name__}", flush=True)

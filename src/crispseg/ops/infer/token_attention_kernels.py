@@ -136,18 +136,17 @@ def _own_head(
 def _settle_kernel(
     parts, gain, shift, eps, first, bias, second, score, own_weight, own_bias,
     out, vectors, scores, attended, count, per_program, tokens,
-    PARTS: tl.constexpr, NORM: tl.constexpr, GROUPS: tl.constexpr, INNER: tl.constexpr, INNER_PADDED: tl.constexpr,
+    PARTS: tl.constexpr, GROUPS: tl.constexpr, INNER: tl.constexpr, INNER_PADDED: tl.constexpr,
     HEAD: tl.constexpr, HEAD_PADDED: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
     """A program makes one group's vectors, or is one head of the tokens' own attention."""
     rows, real = _rows(count, per_program, ROWS)
     columns, job = tl.arange(0, PADDED), tl.program_id(0)
-    if GROUPS > 0:
-        inner = tl.arange(0, INNER_PADDED)
-        exists = inner < tl.where(job < GROUPS, INNER, 0)
-        w1 = _rows_of(first + job * INNER * WIDTH, inner, exists, columns, WIDTH, PADDED)
-        w2 = _rows_of(second + job * INNER * WIDTH, inner, exists, columns, WIDTH, PADDED)
+    inner = tl.arange(0, INNER_PADDED)
+    exists = inner < tl.where(job < GROUPS, INNER, 0)
+    w1 = _rows_of(first + job * INNER * WIDTH, inner, exists, columns, WIDTH, PADDED)
+    w2 = _rows_of(second + job * INNER * WIDTH, inner, exists, columns, WIDTH, PADDED)
     if HEAD > 0:
         channel = tl.arange(0, HEAD_PADDED)
         exists = channel < tl.where(job >= GROUPS, HEAD, 0)
@@ -161,17 +160,15 @@ def _settle_kernel(
         for i in tl.static_range(8):  # at once, to wait for memory together
             some = real & (start + i < PARTS)
             t += _rows_of(parts, (start + i) * count + rows, some, columns, WIDTH, PADDED).to(tl.float32)
-    if NORM:
-        t = normalised(t, columns, gain, shift, eps, WIDTH, PADDED)
-        here = real[:, None] & inside(columns, WIDTH, WIDTH == PADDED)[None, :]
-        if job == 0:
-            tl.store(out + rows[:, None] * WIDTH + columns[None, :], t, mask=here)
-    if GROUPS > 0:  # noqa: SIM102 - fixed at compile time, unlike the condition within
-        if job < GROUPS:
-            _group(
-                t, w1, w2, bias, score, vectors, scores, job, rows, real, GROUPS, INNER, INNER_PADDED, WIDTH, PADDED
-            )  # fmt: skip
-    if HEAD > 0:  # noqa: SIM102
+    t = normalised(t, columns, gain, shift, eps, WIDTH, PADDED)
+    here = real[:, None] & inside(columns, WIDTH, WIDTH == PADDED)[None, :]
+    if job == 0:
+        tl.store(out + rows[:, None] * WIDTH + columns[None, :], t, mask=here)
+    if job < GROUPS:
+        _group(
+            t, w1, w2, bias, score, vectors, scores, job, rows, real, GROUPS, INNER, INNER_PADDED, WIDTH, PADDED
+        )  # fmt: skip
+    if HEAD > 0:  # noqa: SIM102 - fixed at compile time, unlike the condition within
         if job >= GROUPS:
             _own_head(
                 t, wq, wk, wv, own_bias, attended, job - GROUPS, rows, real, tokens, HEAD, HEAD_PADDED, WIDTH
@@ -238,25 +235,11 @@ def settle(parts: Tensor, norm: Norm, vectors: Vectors, own: OwnAttention | None
     head = width // heads if heads else 0
     _settle_kernel[(groups + heads, programs)](
         parts, *norm, *vectors, weight, bias, out, made, scores, attended, batch * count, used, count,
-        PARTS=pieces, NORM=True, GROUPS=groups, INNER=inner, INNER_PADDED=_padded(inner),
+        PARTS=pieces, GROUPS=groups, INNER=inner, INNER_PADDED=_padded(inner),
         HEAD=head, HEAD_PADDED=_padded(head), ROWS=rows, WIDTH=width, PADDED=_padded(width),
         num_warps=PIECES.warps, **launch_options(parts.device),
     )  # fmt: skip
     return out, made, scores, attended
-
-
-def attend_own(tokens: Tensor, own: OwnAttention) -> Tensor:
-    batch, count, width = tokens.shape
-    rows, used, programs = _image_geometry(batch, count)
-    tokens, out, head = tokens.contiguous(), torch.empty_like(tokens), width // own.heads
-    nothing = (out,) * 4
-    _settle_kernel[(own.heads, programs)](
-        tokens, out, out, 0.0, *nothing, own.weight, own.bias, *nothing[:3], out, batch * count, used, count,
-        PARTS=1, NORM=False, GROUPS=0, INNER=0, INNER_PADDED=0,
-        HEAD=head, HEAD_PADDED=_padded(head), ROWS=rows, WIDTH=width, PADDED=_padded(width),
-        num_warps=PIECES.warps, **launch_options(tokens.device),
-    )  # fmt: skip
-    return out
 
 
 def join_vectors(tokens: Tensor, read: Tensor, join: Join, vectors: Vectors) -> tuple[Tensor, Tensor]:

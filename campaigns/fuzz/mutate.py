@@ -106,7 +106,7 @@ def _nudged(random: Random, value: Any) -> Any:
         return [value]
     if isinstance(value, str):
         return value + random.choice(("x", "/", "\0", "-1", ".."))
-    return random.choice((-value, value + 1, value - 1, value * 1000, value / 3, str(value)))
+    return random.choice((-value, value + 1, value - 1, value * 1000, value // 3, str(value)))
 
 
 def _places(tree: Any, depth: int = 0) -> Any:

@@ -134,3 +134,15 @@ def test_tensors_larger_than_their_file(tmp_path):
     with pytest.raises(UserError, match="larger than the file|damaged"):
         read_weights(tmp_path / "w.pt")
     assert memory.peak() - before < 200 << 20
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_name_without_end_is_refused_at_once_and_long_texts_are_not(tmp_path, zipped):
+    """torch would search its own message about such a file for longer than anybody waits."""
+    path = tmp_path / "w.pth"
+    told = {"meta": {"config": "learning_rate = 1\n" * 5000}, "w": torch.zeros(2)}
+    torch.save(told, path, _use_new_zipfile_serialization=zipped)
+    assert read_weights(path)["meta"] == told["meta"]
+    torch.save({"x" * 200_000: torch.zeros(2)}, path, _use_new_zipfile_serialization=zipped)
+    with pytest.raises(UserError, match=r"damaged or cut short \(a name in it has 1,000 characters"):
+        read_weights(path)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import pickle
+import pickletools
+import re
 import struct
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor
@@ -26,6 +29,7 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Any]:
     size = path.stat().st_size
     try:
         _refuse_packed(path, size)
+        _refuse_long_words(path)
         _refuse_large(torch.load(path, map_location="meta", weights_only=True), size)
         content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -68,6 +72,31 @@ def _refuse_packed(path: Path, size: int) -> None:
         with zipfile.ZipFile(path) as archive:
             if any(member.file_size > size for member in archive.infolist()):
                 raise ValueError("a part of it is larger than the file")
+
+
+_LONG_WORD = re.compile(r"\S{1000}")
+
+
+def _refuse_long_words(path: Path) -> None:
+    """torch searches what it says of a file it cannot read, in time that grows with the square of the longest word."""
+    for file in _pickles(path):
+        for _, value, _ in pickletools.genops(file):
+            if isinstance(value, str) and _LONG_WORD.search(value):
+                raise ValueError("a name in it has 1,000 characters and more")
+
+
+def _pickles(path: Path) -> Iterator[IO[bytes]]:
+    """torch's files are zip archives with one pickle; those before torch 1.6 begin with five of them."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            for name in archive.namelist():
+                if name.endswith("data.pkl"):
+                    with archive.open(name) as member:
+                        yield member
+    else:
+        with path.open("rb") as file:
+            for _ in range(5):
+                yield file
 
 
 def _refuse_large(content: Any, size: int) -> None:

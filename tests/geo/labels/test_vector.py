@@ -250,6 +250,10 @@ def test_mistakes_are_one_sentence_each(ortho, tmp_path, capsys):
     nowhere = draw(tmp_path / "nowhere.gpkg", [shapely.box(5000, 5000, 5100, 5100)], ["roof"])
     bare = draw(tmp_path / "bare.gpkg", SHAPES, CLASSES, crs=None)
     plain = write_raster(tmp_path / "plain.tif", random_pixels(3, 40, 40))
+    lists = tmp_path / "lists.geojson"
+    lists.write_text(json.dumps({"type": "FeatureCollection", "features": [
+        {"type": "Feature", "properties": {"class": [1, 2]}, "geometry": shapely.geometry.mapping(SHAPES[0])}
+    ]}))  # fmt: skip
     (tmp_path / "evil.geojson").write_text('{"type": "gdal_streamed_alg", "command_line": "gdal vector pipeline"}')
     pyogrio.raw.write(
         tmp_path / "points.gpkg", shapely.to_wkb(np.array([shapely.Point(1, 2)], object)), [np.array(["a"], object)],
@@ -260,6 +264,7 @@ def test_mistakes_are_one_sentence_each(ortho, tmp_path, capsys):
         (tmp_path / "none.tif", labels, "class", "there is no file"),
         (ortho, labels, "klass", "has no field 'klass'; did you mean 'class'?"),
         (ortho, nowhere, "class", "do not overlap"),
+        (ortho, lists, "class", "field 'class' holds lists, not one value per polygon"),
         (ortho, bare, "class", "say which it is drawn in"),
         (plain, labels, "class", "has no coordinate reference system, so polygons in EPSG:32633 cannot be put on it"),
         (ortho, tmp_path / "points.gpkg", "class", "has no layer of polygons"),

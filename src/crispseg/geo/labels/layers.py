@@ -106,6 +106,8 @@ class LabelLayer:
         if name not in fields:
             there = nearest(name, fields) or f"; it has {', '.join(fields) or 'no fields'}"
             raise UserError(f"{self.path} (layer {self.layer}) has no field {name!r}{there}")
+        if "List" in self.info["ogr_types"][fields.index(name)]:
+            raise UserError(f"{self.path} (layer {self.layer}): field {name!r} holds lists, not one value per polygon")
 
     def _ranks(self, column: NDArray[Any], features: NDArray[np.int64]) -> NDArray[np.float64]:
         try:

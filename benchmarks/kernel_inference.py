@@ -14,7 +14,7 @@ from crispseg.ops.infer.gated_mixer import gated_mixer
 from crispseg.ops.infer.matching import best_cosines
 from crispseg.ops.infer.pixel_attention import pixels_attend_tokens
 from crispseg.ops.maps.convolution import convolve, convolve_image, halve_and_mix
-from crispseg.ops.maps.depthwise import depthwise3x3, depthwise3x3_norm
+from crispseg.ops.maps.depthwise import depthwise3x3
 from crispseg.ops.maps.normalize import norm_relu_add
 from crispseg.ops.maps.resizing import resize_add, upsample
 
@@ -83,15 +83,6 @@ def final_scores(net: Network, place: Place) -> Work:
     side, size = net.side(place.stage), (net.size, net.size)
     scores = net.draw(place.batch, net.model.num_classes, side * side, dtype=torch.float32)
     return Work(lambda m, x: upsample(x, (side, side), size), nn.Module(), (scores,))
-
-
-def beginning(net: Network, place: Place) -> Work:
-    """A block's first half up to the norm, where the product is cuBLAS's."""
-
-    def call(m: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-        return depthwise3x3_norm(x, m.conv1, m.bias1, m.norm1, m.shift1, m.eps1)
-
-    return Work(call, net.fused_block(place.stage), (net.map(place),))
 
 
 def mixers_convolution(net: Network, place: Place) -> Work:
@@ -184,7 +175,6 @@ INFERENCE: list[Entry] = [
     Entry("halve_and_mix", stem_end, (0,)),
     Entry("conv_norm_project", to_projection, (1,)),
     Entry("conv_norm_mlp", second_half, (1, 2)),
-    Entry("depthwise3x3_norm", beginning, (3, 4)),
     Entry("depthwise3x3 with SiLU", mixers_convolution, (1, 3)),
     Entry("gated_mixer", gating, (1, 3)),
     Entry("depthwise3x3, halving", halving, (1,)),

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from crispseg.layout import to_channels_first
 from crispseg.losses import cross_entropy
 from crispseg.ops import ncssd
-from crispseg.ops.maps.depthwise import depthwise3x3, depthwise3x3_norm
+from crispseg.ops.maps.depthwise import depthwise3x3
 from crispseg.ops.maps.normalize import layer_norm
 from crispseg.ops.maps.resizing import add_resized, resize_scores
 from crispseg.ops.train.cross_attention import few_tokens_attention
@@ -34,15 +34,6 @@ _IGNORED = 255
 def norm_of_stage(net: Network, place: Place) -> Work:
     norm = getattr(net.model.backbone, f"outnorm{place.stage - 1}")
     return Work(lambda m, x: layer_norm(x, m.weight, m.bias, m.eps), norm, (net.map(place),))
-
-
-def position_and_norm(net: Network, place: Place) -> Work:
-    def call(m: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-        conv, norm = m
-        return depthwise3x3_norm(x, conv.weight, conv.bias, norm.weight, norm.bias, norm.eps)
-
-    block = net.block(place.stage)
-    return Work(call, nn.ModuleList([block.cpe1, block.norm1]), (net.map(place),))
 
 
 def perceptron(net: Network, place: Place) -> Work:
@@ -195,7 +186,6 @@ _PIXELS = functools.partial(attending, own=False)
 # name, what makes it, stages
 TRAINING: list[Entry] = [
     Entry("layer_norm", norm_of_stage, (1, 3)),
-    Entry("depthwise3x3_norm", position_and_norm, (1, 3)),
     Entry("depthwise3x3 with SiLU", mixers_convolution, (1, 3)),
     Entry("depthwise3x3, halving", halving, (1,)),
     Entry("ncssd", operator, (1, 3)),

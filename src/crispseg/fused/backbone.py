@@ -21,7 +21,7 @@ from crispseg.ops.infer.block import MLP, Start, conv_norm_mlp, conv_norm_projec
 from crispseg.ops.infer.gated_mixer import gated_mixer
 from crispseg.ops.infer.token_attention import Norm
 from crispseg.ops.maps.convolution import convolve, convolve_image, halve_and_mix
-from crispseg.ops.maps.depthwise import depthwise3x3, depthwise3x3_norm, packed
+from crispseg.ops.maps.depthwise import depthwise3x3, packed
 from crispseg.ops.maps.normalize import layer_norm
 from crispseg.ops.nc_ssd.spec import Gates
 
@@ -126,7 +126,7 @@ class FusedAttention(nn.Module):
         self.mixer = mixer.to(dtype)
 
     def forward(self, x: Tensor, start: Start) -> Tensor:
-        return self.add_to(*depthwise3x3_norm(x, *start))
+        return self.add_to(*start(x))
 
     def add_to(self, residual: Tensor, normed: Tensor) -> Tensor:
         return residual.add_(self.mixer(normed))
@@ -203,7 +203,7 @@ class FusedBlock(Packed, Ready):
         mlp = MLP(self.fc1[:, :hidden], self.fc1_bias[:hidden], self.fc2[:hidden], self.fc2_bias)
         if conv_norm_mlp.takes(x, start, mlp):
             return conv_norm_mlp(x, start, mlp)
-        x, normed = depthwise3x3_norm(x, *start)
+        x, normed = start(x)
         units = linear_gelu(normed.view(-1, channels), self.fc1, self.fc1_bias)
         x.view(-1, channels).addmm_(units, self.fc2)
         return x

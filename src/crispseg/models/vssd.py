@@ -23,7 +23,7 @@ from crispseg.models.layers import ConvNorm, DropPath
 from crispseg.models.options import check_sizes
 from crispseg.ops import Gates, Rule, ncssd
 from crispseg.ops.common.precision import widened
-from crispseg.ops.maps.depthwise import depthwise3x3, depthwise3x3_norm
+from crispseg.ops.maps.depthwise import depthwise3x3
 from crispseg.ops.maps.normalize import layer_norm
 from crispseg.ops.nc_ssd.spec import Fusion as OperatorFusion
 from crispseg.ops.train.gated_mixer import convolve_mix_gate
@@ -382,7 +382,8 @@ def list_backbones() -> list[str]:
 
 def _position_and_norm(x: Tensor, conv: nn.Conv2d, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
     """The map plus its convolution, which lets tokens know where they are, and the LayerNorm of that."""
-    return depthwise3x3_norm(x, conv.weight, conv.bias, norm.weight, norm.bias, norm.eps)
+    x = depthwise3x3(x, conv.weight, conv.bias, residual=True)
+    return x, layer_norm(x, norm.weight, norm.bias, norm.eps)
 
 
 def _in_half_precision_on_cuda(x: Tensor) -> bool:

@@ -181,7 +181,7 @@ class Operator(Generic[P, R]):
             )
 
     def gradients_by_formula(
-        self, error: BaseException, formula: Callable[..., Any] | None, gradients: Any, inputs: Any
+        self, error: BaseException, formula: Callable[..., Any] | None, gradient: Tensor, inputs: Any
     ) -> Any:
         """The gradients of tensors among the inputs, where the kernel for them failed; raises what is not Triton's."""
         if not _is_tritons(error):
@@ -191,11 +191,9 @@ class Operator(Generic[P, R]):
         compute: Callable[..., Any] = formula or self.formula
         with torch.enable_grad():
             found = compute(*leaves)
-        outputs = [found] if isinstance(found, Tensor) else list(found)
-        pairs = [(y, g) for y, g in zip(outputs, gradients, strict=False) if g is not None and y.requires_grad]
         wanted = [x for x in leaves if isinstance(x, Tensor) and x.requires_grad]
-        ys, gs = zip(*pairs, strict=True)
-        made = iter(torch.autograd.grad(ys, wanted, gs, allow_unused=True))
+        result = found if isinstance(found, Tensor) else found[0]
+        made = iter(torch.autograd.grad(result, wanted, gradient, allow_unused=True))
         return [next(made) if x.requires_grad else None for x in leaves if isinstance(x, Tensor)]
 
 

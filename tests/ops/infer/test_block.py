@@ -7,7 +7,8 @@ from torch.nn import functional
 from crispseg.ops.infer.block import MLP, Start, conv_norm_mlp, conv_norm_project
 from crispseg.ops.maps.depthwise import packed
 from tests.conftest import relative_error
-from tests.ops.maps.test_depthwise import make_map, make_weights, normalised, shifted_products
+from tests.ops.maps.test_depthwise import make_map, make_weights, shifted_products
+from tests.ops.maps.test_maps import normalised
 
 
 def make_start(channels, dtype=torch.float64, device="cpu"):

@@ -4,15 +4,13 @@ import pytest
 import torch
 
 from crispseg.ops.maps import depthwise_launch as launch
-from crispseg.ops.maps.depthwise import _depthwise3x3, _depthwise3x3_norm, packed
+from crispseg.ops.maps.depthwise import _depthwise3x3, packed
 from tests.conftest import relative_error
 from tests.ops.maps.test_depthwise import (
-    BOUNDS,
     check,
     check_written_gradient,
     make_map,
     make_weights,
-    normalised,
     shifted_products,
 )
 
@@ -83,25 +81,11 @@ def test_taps_in_any_order():
     check(_depthwise3x3, make_map((3, 5, 8), batch=1), weight.transpose(2, 3), bias, activation="silu")
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("scale", [1.0, 1e3])
-@pytest.mark.parametrize("channels", [1, 16, 24])
-def test_norm(dtype, scale, channels):
-    x, (weight, bias) = make_map((3, 5, channels), dtype, scale=scale, margin=2), make_weights(channels)
-    norm = torch.randn(channels), torch.randn(channels)
-    total, normed = _depthwise3x3_norm(x, weight, bias, *norm, 1e-5)
-    truth = shifted_products(x.double(), weight.double(), bias.double(), residual=True)
-    assert total.dtype == normed.dtype == dtype
-    assert relative_error(total, truth) < BOUNDS[dtype]
-    assert relative_error(normed, normalised(truth, *norm, 1e-5)) < BOUNDS[dtype]
-
-
 def test_the_operators_are_registered_well():
     x, (weight, bias) = make_map((3, 4, 4), batch=1), make_weights(4)
     leaves = [v.requires_grad_() for v in (x, weight, bias)]
     torch.library.opcheck(_depthwise3x3, (*leaves, False, "silu", 1))
     torch.library.opcheck(_depthwise3x3, (*leaves[:2], None, False, "none", 2))
-    torch.library.opcheck(_depthwise3x3_norm, (*(v.detach() for v in leaves), torch.ones(4), torch.zeros(4), 1e-5))
 
 
 def test_compiles_to_one_graph():

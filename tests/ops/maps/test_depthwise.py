@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crispseg.errors import UserError
-from crispseg.ops.maps.depthwise import depthwise3x3, depthwise3x3_norm, packed
+from crispseg.ops.maps.depthwise import depthwise3x3, packed
 from tests.conftest import relative_error
 
 BOUNDS = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-2}
@@ -26,11 +26,6 @@ def shifted_products(x, weight, bias=None, residual=False, activation="none", st
     )
     y = ACTIVATIONS[activation](y if bias is None else y + bias)
     return y + x if residual else y
-
-
-def normalised(x, weight, bias, eps):
-    centred = x - x.mean(-1, keepdim=True)
-    return centred / (centred.square().mean(-1, keepdim=True) + eps).sqrt() * weight + bias
 
 
 def make_map(size, dtype=torch.float32, batch=2, scale=1.0, margin=0, device="cpu"):
@@ -117,14 +112,6 @@ def test_any_size(batch, size, margin, activation, shape, with_bias):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision_map_with_float32_weights(dtype):
     check(public, make_map((7, 6, 5), dtype), *make_weights(5), activation="silu")
-
-
-def test_norm():
-    x, (weight, bias), scale, shift = make_map((5, 4, 8), torch.float64), make_weights(8), torch.rand(8), torch.rand(8)
-    found = depthwise3x3_norm(x, *(v.double() for v in (weight, bias, scale, shift)), 1e-5)
-    truth = shifted_products(x, weight, bias, residual=True)
-    torch.testing.assert_close(found[0], truth)
-    torch.testing.assert_close(found[1], normalised(truth, scale, shift, 1e-5))
 
 
 def test_packing_changes_the_order_in_memory_only():

@@ -5,12 +5,11 @@ import pytest
 import torch
 
 from crispseg.ops import Rule
-from crispseg.ops.maps.depthwise import depthwise3x3_norm
 from crispseg.ops.maps.normalize import layer_norm
 from crispseg.ops.train.gated_mixer import convolve_mix_gate
 from tests.conftest import relative_error
 from tests.ops.infer.test_gated_mixer import in_float64, make_mixer_inputs
-from tests.ops.maps.test_depthwise import make_map, make_weights, shifted_products
+from tests.ops.maps.test_depthwise import make_weights, shifted_products
 from tests.ops.nc_ssd.test_ncssd import make_gates
 
 BOUNDS = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-2}
@@ -48,28 +47,6 @@ def check_norm(function, shape, dtype=torch.float32, scale=1.0, device="cpu"):
     leaves, wide = leaves_of([x, *parameters])
     result, truth = function(*leaves, 1e-5), layer_norm_of(*wide, 1e-5)
     assert result.dtype == dtype
-    assert relative_error(result, truth) < BOUNDS[dtype]
-    check_gradients(result, truth, leaves, wide, BOUNDS[dtype])
-
-
-def check_depthwise_norm(function, size, dtype, used=(True, True), with_bias=True, device="cpu"):
-    """The sum of both results, or one of them alone."""
-    x, (weight, bias) = make_map(size, dtype, device=device), make_weights(size[2], device=device)
-    wide_dtype = torch.float64 if dtype == torch.float64 else torch.float32
-    norm = [torch.randn(size[2], device=device) for _ in range(2)] if used[1] else []
-    parameters = [weight, *([bias] if with_bias else []), *norm]
-    leaves, wide = leaves_of([x, *(p.to(wide_dtype) for p in parameters)])
-
-    def run(call, given):
-        affine = given[-2:] if norm else [torch.ones_like(given[0][0, 0, 0]), torch.zeros_like(given[0][0, 0, 0])]
-        y, normed = call(*given[:2], given[2] if with_bias else None, *affine, 1e-5)
-        return sum(t for t, wanted in zip((y, normed), used, strict=True) if wanted)
-
-    def definition(x, weight, bias, gamma, beta, eps):
-        y = shifted_products(x, weight, bias, residual=True)
-        return y, layer_norm_of(y, gamma, beta, eps)
-
-    result, truth = run(function, leaves), run(definition, wide)
     assert relative_error(result, truth) < BOUNDS[dtype]
     check_gradients(result, truth, leaves, wide, BOUNDS[dtype])
 
@@ -135,10 +112,6 @@ def test_norm_on_a_cpu_is_torchs_own():
 
 def test_norm_in_float64():
     check_norm(layer_norm, (3, 5, 24), torch.float64)
-
-
-def test_depthwise_norm_in_float64():
-    check_depthwise_norm(depthwise3x3_norm, (4, 5, 6), torch.float64)
 
 
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)

@@ -4,13 +4,12 @@ import pytest
 import torch
 
 from crispseg.ops import Rule
-from crispseg.ops.maps.depthwise import depthwise3x3_norm
 from crispseg.ops.maps.normalize import layer_norm
 from crispseg.ops.train.gated_mixer import convolve_mix_gate
 from tests.conftest import relative_error
 from tests.ops.nc_ssd.interpreted_ncssd import RULES
 from tests.ops.nc_ssd.test_ncssd import STEPS, make_gates
-from tests.ops.train.test_gradients import check_depthwise_norm, check_mixer, check_norm, make_projected
+from tests.ops.train.test_gradients import check_mixer, check_norm, make_projected
 
 pytestmark = [
     pytest.mark.gpu,
@@ -45,17 +44,6 @@ def test_under_autocast_the_norm_keeps_its_precision():
     x = torch.randn(4, 64, device="cuda", dtype=torch.bfloat16)
     with torch.autocast("cuda", dtype=torch.bfloat16):
         assert layer_norm(x, torch.ones(64, device="cuda"), torch.zeros(64, device="cuda"), 1e-5).dtype == x.dtype
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("size", [(128, 128, 64), (16, 16, 512), (33, 47, 96), (1, 1, 32), (3, 5, 1100)], ids=str)
-def test_depthwise_norm(dtype, size):
-    check_depthwise_norm(depthwise3x3_norm, size, dtype, device="cuda")
-
-
-@pytest.mark.parametrize("used", [(True, False), (False, True)], ids=["the sum", "its norm"])
-def test_depthwise_norm_of_which_one_result_is_used(used):
-    check_depthwise_norm(depthwise3x3_norm, (20, 19, 64), torch.float32, used=used, device="cuda")
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

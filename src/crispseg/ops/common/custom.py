@@ -66,14 +66,13 @@ def differentiable(
     operator: Operator[..., Any],
     *,
     remember: Remember = all_but_the_result,
-    results: int = 1,
     formula: Callable[..., Any] | None = None,
 ) -> None:
     """Gives a custom operator its gradients.
 
-    Of its outputs the first `results` have gradients; the others are what backward needs. backward(gradients,
-    *remembered) gives those of the first inputs that are given tensors. Where it fails on this machine, autograd does
-    it with `formula`, which takes the custom operator's inputs (those of `operator` if it is not given).
+    Of its outputs the first has one; the others are what backward needs. backward(gradient, *remembered) gives those of
+    the first inputs that are given tensors. Where it fails on this machine, autograd does it with `formula`, which
+    takes the custom operator's inputs (those of `operator` if it is not given).
     """
 
     def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -84,29 +83,28 @@ def differentiable(
         ctx.others = [None if isinstance(x, Tensor) else x for x in kept]
         ctx.places = [i for i, x in enumerate(kept) if isinstance(x, Tensor)]
         ctx.save_for_backward(*(kept[i] for i in ctx.places))
-        ctx.mark_non_differentiable(*outputs[results:])
+        ctx.mark_non_differentiable(*outputs[1:])
         ctx.set_materialize_grads(False)
 
-    def differentiate(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
+    def differentiate(ctx: Any, gradient: Tensor | None, *others: None) -> tuple[Any, ...]:
         count = len(ctx.given)
-        gradients = gradients[:results]
-        if all(g is None for g in gradients):
+        if gradient is None:
             return (None,) * count
         kept = list(ctx.others)
         for place, tensor in zip(ctx.places, ctx.saved_tensors, strict=True):
             kept[place] = tensor
-        found = _gradients(gradients, kept, kept[:count] if ctx.whole else None)
+        found = _gradients(gradient, kept, kept[:count] if ctx.whole else None)
         made = iter([found] if isinstance(found, Tensor) else found)
         return tuple(next(made, None) if given else None for given in ctx.given)
 
-    def _gradients(gradients: tuple[Tensor | None, ...], kept: list[Any], inputs: list[Any] | None) -> Any:
+    def _gradients(gradient: Tensor, kept: list[Any], inputs: list[Any] | None) -> Any:
         if torch.compiler.is_compiling():
-            return backward(*gradients, *kept)
+            return backward(gradient, *kept)
         try:
-            return backward(*gradients, *kept)
+            return backward(gradient, *kept)
         except Exception as error:
             if inputs is None:  # they were not kept
                 raise
-            return operator.gradients_by_formula(error, formula, gradients, inputs)
+            return operator.gradients_by_formula(error, formula, gradient, inputs)
 
     op.register_autograd(differentiate, setup_context=setup)

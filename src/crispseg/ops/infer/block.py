@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from crispseg.ops.dispatch import DATA_CENTRE, operator
-from crispseg.ops.maps.depthwise import depthwise3x3_norm
+from crispseg.ops.maps.depthwise import depthwise3x3
+from crispseg.ops.maps.normalize import layer_norm
 
 # Channels of the maps that the kernels take. With more of them a convolution and products of cuBLAS are faster, and
 # with few pixels in some cases, too.
@@ -36,6 +37,11 @@ class Start(NamedTuple):
     beta: Tensor
     eps: float
 
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """y = x + conv(x) + bias, and its LayerNorm."""
+        y = depthwise3x3(x, self.weight, self.bias, residual=True)
+        return y, layer_norm(y, self.gamma, self.beta, self.eps)
+
 
 class MLP(NamedTuple):
     fc1: Tensor  # (C, hidden), a view of (hidden, C)
@@ -54,7 +60,7 @@ def conv_norm_project(x: Tensor, start: Start, matrix: Tensor) -> tuple[Tensor, 
 
     matrix (C, out), a view of (out, C). The second result may be a view into a wider map.
     """
-    y, normed = depthwise3x3_norm(x, *start)
+    y, normed = start(x)
     return y, normed @ matrix
 
 
@@ -73,7 +79,7 @@ def _(x: Tensor, start: Start, matrix: Tensor) -> tuple[Tensor, Tensor]:
 @operator("conv_norm_mlp", gradients="none", room=DATA_CENTRE, of=_the_map)
 def conv_norm_mlp(x: Tensor, start: Start, mlp: MLP) -> Tensor:
     """y + gelu(LayerNorm(y) @ fc1 + fc1_bias) @ fc2 + fc2_bias."""
-    y, normed = depthwise3x3_norm(x, *start)
+    y, normed = start(x)
     return y + functional.gelu(normed @ mlp.fc1 + mlp.fc1_bias) @ mlp.fc2 + mlp.fc2_bias
 
 

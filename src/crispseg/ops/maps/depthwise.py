@@ -1,7 +1,4 @@
-"""Depthwise 3x3 convolution of channels-last maps with what surrounds it in the network.
-
-`depthwise3x3` is the convolution with bias, activation and residual; `depthwise3x3_norm` the residual one with the
-LayerNorm that follows.
+"""Depthwise 3x3 convolution of channels-last maps with bias, activation and residual.
 
 Maps are (B, H, W, C); they may be views into wider maps, which are not copied as long as their channels lie side by
 side. Kernels compute in float32 and return x's dtype; weights may be of another precision than x.
@@ -18,8 +15,7 @@ from torch.nn import functional
 
 from crispseg.errors import UserError, unknown
 from crispseg.ops.common.custom import custom_op, differentiable
-from crispseg.ops.dispatch import FLOATS, operator, too_many
-from crispseg.ops.maps.normalize import layer_norm
+from crispseg.ops.dispatch import FLOATS, operator
 
 Activation = Literal["none", "silu", "relu"]
 
@@ -28,7 +24,6 @@ _ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
     "silu": functional.silu,
     "relu": functional.relu,
 }
-_LARGEST_NORM = 1024  # channels that one program can hold
 
 
 def _the_map(x: Tensor, *rest: Any, **options: Any) -> tuple[Tensor]:
@@ -86,27 +81,6 @@ def _(
     return _depthwise3x3(x, weight, bias, residual, activation, stride)
 
 
-@operator("depthwise3x3_norm", dtypes=FLOATS, of=_the_map)
-def depthwise3x3_norm(
-    x: Tensor, weight: Tensor, bias: Tensor | None, norm_weight: Tensor, norm_bias: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:
-    """y = x + conv(x) + bias, and the LayerNorm of y over channels: one kernel, and both in x's precision, on CUDA."""
-    y = depthwise3x3(x, weight, bias, residual=True)
-    return y, layer_norm(y, norm_weight, norm_bias, eps)
-
-
-@depthwise3x3_norm.unless
-def _(x: Tensor, *rest: Any) -> str | None:
-    return too_many(x.shape[3], _LARGEST_NORM, "channels")
-
-
-@depthwise3x3_norm.kernel
-def _(
-    x: Tensor, weight: Tensor, bias: Tensor | None, norm_weight: Tensor, norm_bias: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:
-    return _depthwise3x3_norm(x, weight, bias, norm_weight, norm_bias, eps)
-
-
 def packed(weight: Tensor) -> Tensor:
     """The same weight (C, 1, 3, 3), stored with its channels side by side."""
     channels = weight.shape[0]
@@ -146,49 +120,3 @@ def _formula(x: Tensor, weight: Tensor, bias: Tensor | None, residual: bool, act
 
 
 differentiable(_depthwise3x3, _depthwise3x3_backward, depthwise3x3, formula=_formula)
-
-
-@custom_op("depthwise3x3_norm", like=lambda x, *rest: (x.new_empty(x.shape), x.new_empty(x.shape)))
-def _depthwise3x3_norm(
-    x: Tensor, weight: Tensor, bias: Tensor | None, norm_weight: Tensor, norm_bias: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:
-    from crispseg.ops.maps import depthwise_launch
-
-    return depthwise_launch.forward_norm(x, weight, bias, (norm_weight, norm_bias, eps))
-
-
-@custom_op(
-    "depthwise3x3_norm_backward",
-    like=lambda g, gradient, *inputs: [x.new_empty(x.shape) for x in inputs[:5] if x is not None],
-)
-def _depthwise3x3_norm_backward(
-    of_normed: Tensor,
-    gradient: Tensor | None,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    norm_weight: Tensor,
-    norm_bias: Tensor,
-    eps: float,
-    y: Tensor,
-) -> list[Tensor]:
-    from crispseg.ops.maps import depthwise_launch
-
-    found = depthwise_launch.backward_norm(gradient, of_normed, x, weight, bias, y, (norm_weight, norm_bias, eps))
-    return [g for g in found if g is not None]
-
-
-def _norm_gradients(
-    gradient: Tensor | None, of_normed: Tensor | None, x: Tensor, weight: Tensor, bias: Tensor | None, *norm: Any
-) -> list[Tensor]:
-    if of_normed is not None:
-        return _depthwise3x3_norm_backward(of_normed, gradient, x, weight, bias, *norm)
-    assert gradient is not None
-    return _depthwise3x3_backward(gradient, x, weight, bias, True, "none", 1)
-
-
-def _y_only(inputs: Any, outputs: Any) -> Any:
-    return *inputs, outputs[0]
-
-
-differentiable(_depthwise3x3_norm, _norm_gradients, depthwise3x3_norm, remember=_y_only, results=2)

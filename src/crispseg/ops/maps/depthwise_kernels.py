@@ -65,12 +65,9 @@ def _row3(start, offset, row, height, left, centre, right, pixel_stride):
 
 @triton.jit
 def _finish(
-    total, x, incoming, out, normed, gamma, beta, eps, row, height, mask, offset, channel, channels, row_stride,
-    ACTIVATION: tl.constexpr, RESIDUAL: tl.constexpr, EXACT: tl.constexpr,
+    total, x, incoming, out, row, height, mask, offset, row_stride, ACTIVATION: tl.constexpr, RESIDUAL: tl.constexpr
 ):  # fmt: skip
-    """What follows the sum: activation or its derivative, residual, LayerNorm; then the store."""
-    mask = _within(mask, row, height)
-    start = row.to(tl.int64) * row_stride
+    """What follows the sum: activation or its derivative, residual; then the store."""
     if incoming is not None:
         incoming = widened(incoming)
         if ACTIVATION == "silu":
@@ -84,20 +81,13 @@ def _finish(
         total = tl.maximum(total, 0.0)
     if RESIDUAL:
         total += x
-    tl.store(out + start + offset, total.to(out.dtype.element_ty), mask=mask)
-    if normed is not None:
-        mean = tl.sum(total, axis=1) / channels  # channels beyond the last are zero here
-        centred = total - mean[:, None]
-        if not EXACT:
-            centred = tl.where((channel < channels)[None, :], centred, 0.0)
-        scale = tl.rsqrt(tl.sum(centred * centred, axis=1) / channels + eps)
-        total = centred * scale[:, None] * gamma + beta
-        tl.store(normed + start + offset, total.to(normed.dtype.element_ty), mask=mask)
+    place = out + row.to(tl.int64) * row_stride + offset
+    tl.store(place, total.to(out.dtype.element_ty), mask=_within(mask, row, height))
 
 
 @triton.jit
 def convolve(
-    x, weight, bias, gradient, out, normed, gamma, beta, eps,
+    x, weight, bias, gradient, out,
     height, width, out_height, out_width, channels, batch_stride, row_stride, channel_step, tap_step,
     PIXEL: tl.constexpr, STRIDE: tl.constexpr, ACTIVATION: tl.constexpr, RESIDUAL: tl.constexpr, ALIGN: tl.constexpr,
     WIDTH: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr, SPREAD: tl.constexpr, EXACT: tl.constexpr,
@@ -128,10 +118,6 @@ def convolve(
     out_offset = column[:, None] * channels + channel[None, :]
     if gradient is not None:
         gradient += written
-    if normed is not None:
-        normed += written
-        gamma = tap(gamma, 0, channel, channels, 1, 0, WIDTH, SPREAD)
-        beta = tap(beta, 0, channel, channels, 1, 0, WIDTH, SPREAD)
     zero = tl.zeros((WIDTH, CHANNELS), tl.float32)
     first = zero  # what a sum begins with
     if bias is not None:
@@ -166,8 +152,8 @@ def convolve(
             ready = ready + at_c * w7
             ready = ready + at_r * w8
             _finish(
-                ready, own, finished, out, normed, gamma, beta, eps, top + (k - 2) // STRIDE, out_height, out_mask,
-                out_offset, channel, channels, out_row, ACTIVATION, RESIDUAL, EXACT,
+                ready, own, finished, out, top + (k - 2) // STRIDE, out_height, out_mask, out_offset, out_row,
+                ACTIVATION, RESIDUAL,
             )  # fmt: skip
         if STRIDE == 1:
             ready = begun + at_l * w3

@@ -13,7 +13,6 @@ from crispseg.ops.common.dependent_launch import launch_options
 from crispseg.ops.common.hardware import multiprocessors
 from crispseg.ops.maps import depthwise_gradients as gradients
 from crispseg.ops.maps import depthwise_kernels as kernels
-from crispseg.ops.maps import normalize_gradients
 
 _BUSY = 512  # programs below which a large GPU has idle processors; strips get shorter until there are as many
 _HELD = 8  # channels that a thread loads at once: up to so many elements, it works on one pixel
@@ -44,26 +43,8 @@ def forward(
     """act(conv(x) + bias) (+ x): (B, H, W, C) -> (B, H', W', C)."""
     x = _pixels_contiguous(x)
     out = x.new_empty(out_shape(x, stride))
-    _convolve(x, weight, bias, None, out, None, residual, activation, stride, tiles)
+    _convolve(x, weight, bias, None, out, residual, activation, stride, tiles)
     return out
-
-
-def forward_norm(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    norm: tuple[Tensor, Tensor, float],
-    tiles: DepthwiseTiles | None = None,
-) -> tuple[Tensor, Tensor]:
-    """x + conv(x) + bias, and its LayerNorm with `norm` = (weight, bias, eps)."""
-    x = _pixels_contiguous(x)
-    out, normed = x.new_empty(x.shape), x.new_empty(x.shape)
-    if tiles is None:
-        channels = triton.next_power_of_2(x.shape[-1])
-        width = 4 if channels == 256 else max(1, 512 // channels)
-        tiles = _with_rows(out, width, channels, (8, 4, 2, 1) if channels > 128 else (4, 2, 1))
-    _convolve(x, weight, bias, None, out, (normed, *norm), True, "none", 1, tiles)
-    return out, normed
 
 
 def backward(
@@ -83,7 +64,7 @@ def backward(
     g = gradient
     if activation != "none":
         g = torch.empty_like(gradient)
-        _convolve(x, weight, bias, gradient, g, None, False, activation, stride, None)
+        _convolve(x, weight, bias, gradient, g, False, activation, stride, None)
     batch, out_height, out_width, channels = g.shape
     together = 4 if stride == 1 else 1  # columns of a thread
     tiles = tiles or _gradient_tiles(g, together)
@@ -108,21 +89,6 @@ def backward(
     return dx.add_(gradient) if residual and activation != "none" else dx, dw, db
 
 
-def backward_norm(
-    gradient: Tensor | None,
-    of_normed: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    y: Tensor,
-    norm: tuple[Tensor, Tensor, float],
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor]:
-    """Gradients for x, weight and bias, and those of the norm's weight and bias, given those of `forward_norm`'s two
-    results, the first of which is y."""
-    dy, dgamma, dbeta = normalize_gradients.gradients(of_normed, y, *norm, added=gradient)
-    return *backward(dy, x, weight, bias, True, "none", 1), dgamma, dbeta
-
-
 def out_shape(x: Tensor, stride: int) -> tuple[int, ...]:
     batch, height, width, channels = x.shape
     return batch, (height + stride - 1) // stride, (width + stride - 1) // stride, channels
@@ -134,7 +100,6 @@ def _convolve(
     bias: Tensor | None,
     gradient: Tensor | None,
     out: Tensor,
-    norm: tuple[Tensor, Tensor, Tensor, float] | None,
     residual: bool,
     activation: str,
     stride: int,
@@ -144,13 +109,12 @@ def _convolve(
     if tiles is None:
         block = _channel_block(channels)
         tiles = _with_rows(out, 512 // block, block, (8, 4, 2, 1) if gradient is None else (16, 8, 4, 2, 1))
-    normed, gamma, beta, eps = norm or (None, None, None, 0.0)
     (image, row, _), align = _aligned(x)
     kernels.convolve[_grid(out, tiles)](
-        x, weight, bias, gradient, out, normed, gamma, beta, eps, x.shape[1], x.shape[2], out.shape[1], out.shape[2],
-        channels, image, row, weight.stride(0), weight.stride(3), PIXEL=x.stride(2), STRIDE=stride,
-        ACTIVATION=activation, RESIDUAL=residual, ALIGN=align, WIDTH=tiles.width, CHANNELS=tiles.channels,
-        ROWS=tiles.rows, SPREAD=tiles.width * tiles.channels <= _HELD * 32 * tiles.warps,
+        x, weight, bias, gradient, out, x.shape[1], x.shape[2], out.shape[1], out.shape[2], channels, image, row,
+        weight.stride(0), weight.stride(3), PIXEL=x.stride(2), STRIDE=stride, ACTIVATION=activation,
+        RESIDUAL=residual, ALIGN=align, WIDTH=tiles.width, CHANNELS=tiles.channels, ROWS=tiles.rows,
+        SPREAD=tiles.width * tiles.channels <= _HELD * 32 * tiles.warps,
         EXACT=channels % tiles.channels == 0, num_warps=tiles.warps, **launch_options(x.device),
     )  # fmt: skip
 

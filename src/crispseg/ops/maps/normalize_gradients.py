@@ -46,11 +46,11 @@ def tiles_for(width: int) -> NormGradientTiles:
 
 @triton.jit
 def _gradients(
-    gradient, x, gate, added, weight, bias, dx, dgate, parts, count, blocks, eps, gate_row, dgate_row,
+    gradient, x, gate, weight, bias, dx, dgate, parts, count, blocks, eps, gate_row, dgate_row,
     ALIGN: tl.constexpr, DALIGN: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """dx (plus `added`), dgate, and this program's part of dweight and dbias. Blocks of rows come through shared memory
+    """dx, dgate, and this program's part of dweight and dbias. Blocks of rows come through shared memory
     while others are worked on: loads to registers would be put off until each is needed, one after the other."""
     after_the_kernel_before(EARLY)
     programs = tl.num_programs(0)
@@ -67,8 +67,6 @@ def _gradients(
         here = first * WIDTH
         raw = tl.load(x + here + places, mask=inside, other=0.0)
         g = widened(tl.load(gradient + here + places, mask=inside, other=0.0))
-        if added is not None:
-            more = tl.load(added + here + places, mask=inside, other=0.0)
         if gate is not None:
             by = tl.load(gate + places_of(first, rows, columns, gate_row, ALIGN), mask=inside, other=0.0)
         standard, scale = standardised(widened(raw), columns, eps, WIDTH, COLUMNS)
@@ -82,8 +80,6 @@ def _gradients(
         g *= gain
         along, mean = tl.sum(g * standard, 1) / WIDTH * scale, tl.sum(g, 1) / WIDTH * scale
         d = g * scale[:, None] - (standard * along[:, None] + mean[:, None])
-        if added is not None:
-            d += widened(more)
         tl.store(dx + here + places, d.to(dx.dtype.element_ty), mask=inside)
     parts += tl.program_id(0) * 2 * WIDTH + columns
     tl.store(parts, tl.sum(dgain, 0), mask=used)
@@ -98,13 +94,11 @@ def gradients(
     eps: float,
     *,
     gate: tuple[Tensor, Tensor] | None = None,
-    added: Tensor | None = None,
     tiles: NormGradientTiles | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Of LayerNorm(x) (* gate) for x (..., C), weight and bias, given the result's gradient. `gate` is the gate and
-    where its gradient goes; `added` is what x's gradient is added to."""
+    where its gradient goes."""
     x, gradient = x.contiguous(), gradient.contiguous()
-    added = None if added is None else added.contiguous()
     width = x.shape[-1]
     columns = triton.next_power_of_2(width)
     tiles = tiles or tiles_for(width)
@@ -117,7 +111,7 @@ def gradients(
     parts = torch.empty((programs, 2, width), dtype=torch.float32, device=x.device)
     by, result = (None, None) if gate is None else (Rows.of(gate[0]), Rows.to(gate[1]))
     _gradients[(programs,)](
-        gradient, x, by and by.tensor, added, weight, bias, dx, result and result.tensor, parts, count, blocks, eps,
+        gradient, x, by and by.tensor, weight, bias, dx, result and result.tensor, parts, count, blocks, eps,
         by.distance if by else 1, result.distance if result else 1, ALIGN=by.align if by else 1,
         DALIGN=result.align if result else 1, WIDTH=width, ROWS=rows, COLUMNS=columns, STAGES=tiles.stages,
         num_warps=tiles.warps, **launch_options(x.device),

@@ -26,7 +26,6 @@ from crispseg.ops.train.drop_path import add_kept
 from crispseg.ops.train.gated_mixer import convolve_mix_gate
 from crispseg.ops.train.matching import best_match
 from crispseg.ops.train.mlp import linear
-from crispseg.ops.train.residual_attention import Layers, residual_attention
 
 _IGNORED = 255
 
@@ -120,19 +119,6 @@ def attending(net: Network, place: Place, own: bool) -> Work:
     return Work(call, nn.Module(), (q, kv))
 
 
-def reading_tokens(net: Network, place: Place) -> Work:
-    """Pixels attend tokens, with residual and norm."""
-
-    def call(m: Any, x: Tensor, kv: Tensor) -> Tensor:
-        (q, out), norm, heads = (m.pixels_to_tokens.q, m.pixels_to_tokens.out), m.norm4, m.pixels_to_tokens.heads
-        layers = Layers(q.weight, q.bias, out.weight, out.bias, norm.weight, norm.bias)
-        return residual_attention(x, kv, layers, norm.eps, heads)
-
-    layer = net.head.layers[0]
-    kv = net.draw(place.batch, net.model.num_classes, 2 * layer.pixels_to_tokens.q.out_features)
-    return Work(call, layer, (net.pixels(place.batch, net.head.config.dim), kv))
-
-
 def matching(net: Network, place: Place) -> Work:
     descriptors = to_channels_first(net.map(place, net.head.config.descriptor_dim))
     inputs = descriptors, net.prototypes(place.batch)
@@ -199,7 +185,6 @@ TRAINING: list[Entry] = [
     Entry("add_resized", pyramid_step, (1,)),
     Entry("few_tokens_attention, own", _OWN, (1,)),
     Entry("few_tokens_attention, pixels", _PIXELS, (1,)),
-    Entry("residual_attention", reading_tokens, (1,)),
     Entry("best_match", matching, (1,)),
     Entry("resize_scores", resizing_scores, (1,)),
     Entry("cross_entropy", entropy, (1,)),

@@ -26,7 +26,6 @@ from crispseg.ops.maps.resizing import add_resized
 from crispseg.ops.train.cross_attention import attention, few_tokens_attention
 from crispseg.ops.train.matching import best_match, match
 from crispseg.ops.train.mlp import linear
-from crispseg.ops.train.residual_attention import Layers, residual_attention
 
 if TYPE_CHECKING:
     from crispseg.exact.context import Context
@@ -248,12 +247,8 @@ class TwoWayLayer(nn.Module):
 
     def read_tokens(self, pixels: Tensor, tokens: Tensor) -> Tensor:
         """The last step: pixels attend tokens, with residual and norm."""
-        reading, norm = self.pixels_to_tokens, self.norm4
-        q, out = reading.q, reading.out
-        layers = Layers(q.weight, q.bias, out.weight, out.bias, norm.weight, norm.bias)
-        if residual_attention.takes(pixels, tokens, layers, norm.eps, reading.heads):
-            return residual_attention(pixels, reading.keys_and_values(tokens), layers, norm.eps, reading.heads)
-        return layer_norm(pixels + reading(pixels, tokens), norm.weight, norm.bias, norm.eps)
+        norm = self.norm4
+        return layer_norm(pixels + self.pixels_to_tokens(pixels, tokens), norm.weight, norm.bias, norm.eps)
 
 
 class HyperNetwork(nn.Module):

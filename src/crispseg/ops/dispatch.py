@@ -51,7 +51,7 @@ _MODULES = (
     *(f"crispseg.ops.infer.{name}" for name in ("block", "gated_mixer", "matching", "pixel_attention")),
     "crispseg.ops.infer.token_attention",
     *(f"crispseg.ops.train.{name}" for name in ("batch_norm", "cross_attention", "cross_entropy", "drop_path")),
-    *(f"crispseg.ops.train.{name}" for name in ("gated_mixer", "matching", "mlp", "residual_attention")),
+    *(f"crispseg.ops.train.{name}" for name in ("gated_mixer", "matching", "mlp")),
 )
 
 Gradients = Literal["any", "none", "needed"]

@@ -6,23 +6,22 @@ import torch
 from crispseg.models.omp import OMPConfig, OMPHead
 from crispseg.ops import dispatch
 from crispseg.ops.maps import resizing
-from crispseg.ops.train import cross_attention, residual_attention
+from crispseg.ops.train import cross_attention
 from crispseg.ops.train import matching as cosines
-from crispseg.ops.train.mlp import rounded
 from tests.conftest import relative_error
 from tests.ops.maps.test_maps import resized
-from tests.ops.train.test_cross_attention import head_by_head, make_residual, residual_formula
+from tests.ops.train.test_cross_attention import head_by_head
 from tests.ops.train.test_matching import best_of
 
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 
 
-def agree(function, formula, tensors, roundings=1):
+def agree(function, formula, tensors):
     """Results and gradients, in the tensors' precision and in float64."""
     exact = [x.detach().double().requires_grad_() for x in tensors]
     given = [x.detach().requires_grad_() for x in tensors]
     found, truth = function(*given), formula(*exact)
-    bound = roundings * BOUNDS[tensors[0].dtype]
+    bound = BOUNDS[tensors[0].dtype]
     assert found.shape == truth.shape
     assert relative_error(found, truth) < bound
     g = torch.randn_like(truth)
@@ -69,40 +68,6 @@ ATTENTIONS = {
     "keys": lambda heads: lambda q, k, v: cross_attention._read_tokens(q, torch.cat([k, v], -1), heads),
     "queries": lambda heads: lambda q, k, v: cross_attention._read_pixels(q, torch.cat([k, v], -1), heads)[0],
 }
-
-
-def by_operator(heads):
-    def function(x, kv, *layers):
-        given = *layers, *rounded(x.dtype, *layers[:4])
-        return residual_attention._residual_attention(x, kv, *given, 1e-5, heads)[0]
-
-    return function
-
-
-# pixels, tokens, heads, channels of a head, channels of a pixel
-@pytest.mark.parametrize("size", [(37, 6, 4, 8, 64), (1, 1, 1, 4, 8), (20, 3, 2, 8, 24), (70, 5, 2, 16, 33)], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_residual_attention(size, dtype):
-    agree(by_operator(size[2]), residual_formula(size[2]), make_residual(*size, dtype), roundings=2)
-
-
-def test_residual_attention_is_registered_well():
-    tensors = [x.requires_grad_() for x in make_residual(5, 3, 2, 4, 16)]
-    torch.library.opcheck(
-        residual_attention._residual_attention, (*tensors, *rounded(torch.float32, *tensors[2:6]), 1e-5, 2)
-    )
-    compiled = torch.compile(by_operator(2), fullgraph=True, backend="aot_eager")
-    agree(compiled, residual_formula(2), make_residual(5, 3, 2, 4, 16))
-
-
-def test_the_gradient_that_residual_attention_is_given_stays_as_it_is():
-    tensors = [x.requires_grad_() for x in make_residual(9, 3, 2, 4, 16)]
-    y = by_operator(2)(*tensors)
-    g = torch.randn_like(y)
-    before = g.clone()
-    first = torch.autograd.grad(y, tensors, g, retain_graph=True)
-    assert torch.equal(g, before)
-    assert all(map(torch.equal, first, torch.autograd.grad(y, tensors, g)))
 
 
 def best_cosines(x, prototypes):
@@ -181,8 +146,6 @@ def test_a_head_with_and_without_kernels(monkeypatch, neck):
     logits, gradients = step()
     for operator in dispatch.operators().values():
         monkeypatch.setattr(operator, "dtypes", dispatch.FLOATS)
-    whole = residual_attention.residual_attention
-    monkeypatch.setattr(whole, "_unless", lambda x, *args: None if x.is_contiguous() else "not contiguous")
     with dispatch.through_the_interpreter():
         by_kernels = step()
     assert relative_error(by_kernels[0], logits) < 1e-4

@@ -8,11 +8,11 @@ import torch
 from crispseg.models.omp import OMPConfig, OMPHead
 from crispseg.ops.dispatch import only
 from crispseg.ops.maps import resizing
-from crispseg.ops.train import cross_attention, residual_attention
+from crispseg.ops.train import cross_attention
 from crispseg.ops.train import matching as cosines
 from tests.conftest import relative_error
 from tests.ops.maps.test_maps import resized
-from tests.ops.train.test_cross_attention import head_by_head, make_residual, residual_formula
+from tests.ops.train.test_cross_attention import head_by_head
 from tests.ops.train.test_matching import best_of
 
 pytestmark = [
@@ -142,19 +142,6 @@ def test_a_head_with_and_without_kernels(neck, compiled):
         plain_logits, plain_gradients = step()
     assert relative_error(logits, plain_logits) < 0.05
     assert relative_error(gradients, plain_gradients) < 0.1
-
-
-# pixels, tokens, heads, channels of a head, channels of a pixel
-@pytest.mark.parametrize("size", [(16384, 6, 8, 16, 256), (4096, 7, 8, 8, 128), (1001, 20, 4, 12, 96)], ids=str)
-def test_residual_attention(size):
-    heads = size[2]
-
-    def function(x, kv, *layers):
-        layers = residual_attention.Layers(*layers)
-        assert residual_attention.residual_attention.takes(x, kv, layers, 1e-5, heads)
-        return residual_attention.residual_attention(x, kv, layers, 1e-5, heads)
-
-    agree(function, residual_formula(heads), make_residual(*size, torch.bfloat16, "cuda"), bound=2e-2)
 
 
 def test_captured_graph_replays():

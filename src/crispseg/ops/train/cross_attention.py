@@ -15,8 +15,8 @@ from torch.nn import functional
 from crispseg.ops.common.custom import all_there_is, custom_op, differentiable
 from crispseg.ops.dispatch import operator
 
-MOST_TOKENS = 64  # on the side that has few
-LARGEST_HEAD = 64  # channels
+_MOST_TOKENS = 64  # on the side that has few
+_LARGEST_HEAD = 64  # channels
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, heads: int) -> Tensor:
@@ -38,14 +38,14 @@ def _(q: Tensor, kv: Tensor, heads: int) -> str | None:
     """Of kv only the number of tokens is asked."""
     if q.numel() == 0 or kv.shape[1] == 0:
         return "no tokens"
-    if min(q.shape[1], kv.shape[1]) > MOST_TOKENS:
-        return f"more than {MOST_TOKENS} tokens on either side"
-    return f"heads of more than {LARGEST_HEAD} channels" if q.shape[2] > LARGEST_HEAD * heads else None
+    if min(q.shape[1], kv.shape[1]) > _MOST_TOKENS:
+        return f"more than {_MOST_TOKENS} tokens on either side"
+    return f"heads of more than {_LARGEST_HEAD} channels" if q.shape[2] > _LARGEST_HEAD * heads else None
 
 
 @few_tokens_attention.kernel
 def _(q: Tensor, kv: Tensor, heads: int) -> Tensor:
-    return _read_tokens(q, kv, heads) if kv.shape[1] <= MOST_TOKENS else _read_pixels(q, kv, heads)[0]
+    return _read_tokens(q, kv, heads) if kv.shape[1] <= _MOST_TOKENS else _read_pixels(q, kv, heads)[0]
 
 
 def _like_both(g: Tensor, q: Tensor, kv: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:

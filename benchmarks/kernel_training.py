@@ -20,7 +20,7 @@ from crispseg.losses import cross_entropy
 from crispseg.ops import ncssd
 from crispseg.ops.maps.depthwise import depthwise3x3
 from crispseg.ops.maps.normalize import layer_norm
-from crispseg.ops.maps.resizing import add_resized, resize_scores
+from crispseg.ops.maps.resizing import add_resized
 from crispseg.ops.train.cross_attention import few_tokens_attention
 from crispseg.ops.train.drop_path import add_kept
 from crispseg.ops.train.gated_mixer import convolve_mix_gate
@@ -125,12 +125,6 @@ def matching(net: Network, place: Place) -> Work:
     return Work(lambda m, x, prototypes: best_match(x, prototypes)[0], nn.Module(), inputs)
 
 
-def resizing_scores(net: Network, place: Place) -> Work:
-    side, size = net.side(place.stage), (net.size, net.size)
-    scores = net.draw(place.batch, net.model.num_classes, side, side, dtype=torch.float32)
-    return Work(lambda m, x: resize_scores(x, size), nn.Module(), (scores,))
-
-
 def entropy(net: Network, place: Place) -> Work:
     size = (place.batch, net.size, net.size)
     target = torch.randint(net.model.num_classes, size, device=net.device)
@@ -186,6 +180,5 @@ TRAINING: list[Entry] = [
     Entry("few_tokens_attention, own", _OWN, (1,)),
     Entry("few_tokens_attention, pixels", _PIXELS, (1,)),
     Entry("best_match", matching, (1,)),
-    Entry("resize_scores", resizing_scores, (1,)),
     Entry("cross_entropy", entropy, (1,)),
 ]

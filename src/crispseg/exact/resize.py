@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from crispseg.exact.stream import Parts, Stream
-from crispseg.layout import to_channels_first, to_channels_last
-from crispseg.ops.maps.resizing import resize_scores
+from crispseg.ops.maps.resizing import resized
 
 Size = tuple[int, int]
 ReadRows = Callable[[int, int], Tensor]  # (top, bottom) -> (1, rows, W, C)
@@ -38,7 +37,7 @@ class BandResize:
 
     def rows(self, x: Tensor, first: int, top: int, bottom: int) -> Tensor:
         """Target rows top ... bottom - 1 from source rows (1, rows, W, C), the first of which is row `first`."""
-        x = to_channels_last(resize_scores(to_channels_first(x), (x.shape[1], self.target[1])))
+        x = resized(x, (x.shape[1], self.target[1]))
         upper, lower = (index[top:bottom].to(x.device) - first for index in (self.upper, self.lower))
         weight = self.weight[top:bottom, None, None].to(x)
         return torch.lerp(x[:, upper], x[:, lower], weight)

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from crispseg.layout import to_channels_first, to_channels_last
-from crispseg.ops.maps.resizing import resize_scores
 from crispseg.ops.train.batch_norm import batch_norm
 from crispseg.ops.train.drop_path import add_kept, kept_scale
 from crispseg.ops.train.mlp import linear
@@ -114,7 +113,7 @@ class DropPath(nn.Module):
 
 def resize(x: Tensor, size: tuple[int, int] | torch.Size) -> Tensor:
     """Bilinear, pixel centres kept (align_corners false)."""
-    return resize_scores(x, size)
+    return nn.functional.interpolate(x, size=tuple(size), mode="bilinear", align_corners=False)
 
 
 def _channels_last(x: Tensor) -> bool:

@@ -123,14 +123,6 @@ def test_resized_maps(low, size):
     agree(resizing._resize_add, lambda x, y: resized(x, size) + y, (x, finer))
 
 
-@pytest.mark.parametrize(("low", "size"), SIZES_OF_MAPS)
-def test_resized_scores(low, size):
-    def planes(x):
-        return resized(x.permute(0, 2, 3, 1), size).permute(0, 3, 1, 2)
-
-    agree(lambda x: resizing._resize_planes(x, *size), planes, (draw(1, 2, *low),))
-
-
 @pytest.mark.parametrize("neck", ["topdown", "concat"])
 def test_a_head_with_and_without_kernels(monkeypatch, neck):
     widths = (8, 8, 16, 16)

@@ -109,13 +109,6 @@ def test_resized_maps(low, size, layout, dtype):
     agree(resizing.add_resized, lambda y, x: in_planes(size)(x) + y, (finer, x))
 
 
-@pytest.mark.parametrize(("low", "size"), [*MAPS, ((128, 128), (512, 512))])
-def test_resized_scores(low, size):
-    agree(
-        lambda x: resizing.resize_scores(x, size), in_planes(size), (draw(2, 6, *low, dtype=torch.float32),), bound=1e-5
-    )
-
-
 @pytest.mark.parametrize("neck", ["topdown", "concat"])
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_a_head_with_and_without_kernels(neck, compiled):

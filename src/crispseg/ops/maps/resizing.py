@@ -1,7 +1,6 @@
 """A coarser map added to a finer one, and scores resized.
 
-`add_resized` and `resize_scores` have gradients, the others are for inference only. All resizing is bilinear, pixel
-centres kept.
+`add_resized` has gradients, the others are for inference only. All resizing is bilinear, pixel centres kept.
 """
 
 from __future__ import annotations
@@ -22,11 +21,6 @@ def _interpolated(x: Tensor, size: Size) -> Tensor:
     return functional.interpolate(x, size=tuple(size), mode="bilinear", align_corners=False)
 
 
-def _too_large(x: Tensor, size: Size) -> str | None:
-    times = max(-(-high // low) for low, high in zip(x.shape[-2:], size, strict=True))
-    return too_many(times, _MOST_TIMES, "times larger")
-
-
 @operator("add_resized")
 def add_resized(finer: Tensor, coarser: Tensor) -> Tensor:
     """finer (B, C, H, W) + coarser (B, C, h, w) resized; in one kernel if they are of one precision. Under autocasting
@@ -36,28 +30,15 @@ def add_resized(finer: Tensor, coarser: Tensor) -> Tensor:
 
 @add_resized.unless
 def _(finer: Tensor, coarser: Tensor) -> str | None:
-    return "two precisions" if finer.dtype != coarser.dtype else _too_large(coarser, finer.shape[-2:])
+    if finer.dtype != coarser.dtype:
+        return "two precisions"
+    times = max(-(-high // low) for low, high in zip(coarser.shape[-2:], finer.shape[-2:], strict=True))
+    return too_many(times, _MOST_TIMES, "times larger")
 
 
 @add_resized.kernel
 def _(finer: Tensor, coarser: Tensor) -> Tensor:
     return _resize_add(coarser.permute(0, 2, 3, 1), finer.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-
-
-@operator("resize_scores", dtypes=(torch.float32,), gradients="needed")
-def resize_scores(x: Tensor, size: Size) -> Tensor:
-    """x (B, C, h, w) resized to (B, C, *size): for few channels in float32, each a plane of its own, in training."""
-    return _interpolated(x, size)
-
-
-@resize_scores.unless
-def _(x: Tensor, size: Size) -> str | None:
-    return _too_large(x, size) if x.is_contiguous() else "planes are not contiguous"
-
-
-@resize_scores.kernel
-def _(x: Tensor, size: Size) -> Tensor:
-    return _resize_planes(x, size[0], size[1])
 
 
 @operator("resize_add", kernels="maps.resizing_kernels", gradients="none", room=ANY_GPU)
@@ -99,26 +80,9 @@ def _resize_backward(g: Tensor, height: int, width: int) -> Tensor:
     return kernels.shrink(g, (height, width))
 
 
-@custom_op("resize_planes", like=lambda x, height, width: x.new_empty(*x.shape[:2], height, width))
-def _resize_planes(x: Tensor, height: int, width: int) -> Tensor:
-    from crispseg.ops.maps import resizing_kernels as kernels
-
-    return kernels.upsample(x.flatten(2), (x.shape[2], x.shape[3]), (height, width), False)
-
-
-@custom_op("resize_planes_backward", like=lambda g, height, width: g.new_empty(*g.shape[:2], height, width))
-def _resize_planes_backward(g: Tensor, height: int, width: int) -> Tensor:
-    from crispseg.ops.maps import resizing_gradients as kernels
-
-    return kernels.shrink_planes(g, (height, width))
-
-
 differentiable(
     _resize_add,
     lambda g, height, width: (_resize_backward(g, height, width), g),
     add_resized,
     remember=lambda inputs, outputs: inputs[0].shape[1:3],
-)
-differentiable(
-    _resize_planes, _resize_planes_backward, resize_scores, remember=lambda inputs, outputs: inputs[0].shape[2:]
 )

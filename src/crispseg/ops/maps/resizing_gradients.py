@@ -1,4 +1,4 @@
-"""Triton kernels of the gradients in `resizing.py`: each coarse pixel gathers from the fine ones that it went into.
+"""Triton kernel of the gradient in `resizing.py`: each coarse pixel gathers from the fine ones that it went into.
 
 Along an axis these are the fine pixels whose centre lies less than one coarse pixel away, or beyond the last centre.
 """
@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import math
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from crispseg.ops.maps.resizing_kernels import between
 
-SHRINK = (2048, 4)  # values of a program, and its warps: maps
-SHRINK_PLANES = (128, 4)  # columns: scores
+SHRINK = (2048, 4)  # values of a program, and its warps
 
 
 @triton.jit
@@ -58,26 +56,6 @@ def _shrink_kernel(
     tl.store(out + place, total.to(out.dtype.element_ty), mask=(pixel < pixels)[:, None] & used)
 
 
-@triton.jit
-def _shrink_planes_kernel(
-    g, out, fine_h, fine_w, coarse_h, coarse_w, scale_y, scale_x,
-    ROWS: tl.constexpr, ACROSS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """One row of a plane."""
-    row, plane = tl.program_id(1), tl.program_id(2).to(tl.int64)
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    g += plane * fine_h * fine_w
-    top, left = _first(row, scale_y), _first(column, scale_x)
-    total = tl.zeros([COLUMNS], tl.float32)
-    for j in range(ACROSS):
-        along = tl.where(column < coarse_w, _weight(left + j, column, scale_x, coarse_w, fine_w), 0.0)
-        for i in tl.static_range(ROWS):
-            weight = along * _weight(top + i, row, scale_y, coarse_h, fine_h)
-            place = (top + i).to(tl.int64) * fine_w + left + j
-            total += tl.load(g + place, mask=weight != 0, other=0.0) * weight
-    tl.store(out + (plane * coarse_h + row) * coarse_w + column, total, mask=column < coarse_w)
-
-
 def _taps(coarse: int, fine: int) -> int:
     """How many fine pixels a coarse one can have gone into, along an axis."""
     return max(1, math.ceil(2 * fine / coarse))
@@ -94,19 +72,5 @@ def shrink(g: Tensor, size: tuple[int, int], tiles: tuple[int, int] = SHRINK) ->
     _shrink_kernel[(triton.cdiv(count, pixels), triton.cdiv(channels, block))](
         g, out, count, height, width, low_h, low_w, channels, low_h / height, low_w / width,
         ROWS=_taps(low_h, height), ACROSS=_taps(low_w, width), PIXELS=pixels, CHANNELS=block, num_warps=warps,
-    )  # fmt: skip
-    return out
-
-
-def shrink_planes(g: Tensor, size: tuple[int, int], tiles: tuple[int, int] = SHRINK_PLANES) -> Tensor:
-    """From the gradient (B, K, H, W) of resized scores, that of the scores (B, K, *size)."""
-    g = g.contiguous()
-    height, width = g.shape[2:]
-    (low_h, low_w), (most, warps) = size, tiles
-    out = torch.empty(*g.shape[:2], low_h, low_w, dtype=g.dtype, device=g.device)
-    columns = min(most, triton.next_power_of_2(low_w))
-    _shrink_planes_kernel[(triton.cdiv(low_w, columns), low_h, g.shape[0] * g.shape[1])](
-        g, out, height, width, low_h, low_w, low_h / height, low_w / width,
-        ROWS=_taps(low_h, height), ACROSS=_taps(low_w, width), COLUMNS=columns, num_warps=warps,
     )  # fmt: skip
     return out

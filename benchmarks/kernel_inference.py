@@ -16,7 +16,7 @@ from crispseg.ops.infer.pixel_attention import pixels_attend_tokens
 from crispseg.ops.maps.convolution import convolve, convolve_image, halve_and_mix
 from crispseg.ops.maps.depthwise import depthwise3x3
 from crispseg.ops.maps.normalize import norm_relu_add
-from crispseg.ops.maps.resizing import resize_add, upsample
+from crispseg.ops.maps.resizing import resize_add
 
 
 def stem_image(net: Network, place: Place) -> Work:
@@ -77,12 +77,6 @@ def fused_pyramid_step(net: Network, place: Place) -> Work:
 def neck_end(net: Network, place: Place) -> Work:
     x = net.map(place, net.head.config.dim)
     return Work(lambda m, x: convolve(x, m.weight, m.bias, relu=True), net.fused.head.neck, (x,))
-
-
-def final_scores(net: Network, place: Place) -> Work:
-    side, size = net.side(place.stage), (net.size, net.size)
-    scores = net.draw(place.batch, net.model.num_classes, side * side, dtype=torch.float32)
-    return Work(lambda m, x: upsample(x, (side, side), size), nn.Module(), (scores,))
 
 
 def mixers_convolution(net: Network, place: Place) -> Work:
@@ -187,5 +181,4 @@ INFERENCE: list[Entry] = [
     Entry("tokens of a layer", between, (1,)),
     Entry("pixels_attend_tokens", writing, (1,)),
     Entry("best_cosines", matching, (1,)),
-    Entry("upsample", final_scores, (1,)),
 ]

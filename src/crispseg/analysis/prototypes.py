@@ -14,6 +14,7 @@ from torch.nn import functional
 from crispseg.losses import orthogonality_loss
 from crispseg.models.base import SegmentationModel
 from crispseg.models.crisp import CRISP
+from crispseg.models.layers import resize
 from crispseg.ops.train.matching import match
 
 USED = 0.01  # a prototype with a smaller share of its class's pixels counts as unused
@@ -37,7 +38,7 @@ def match_prototypes(model: CRISP, image: Tensor) -> Matching:
     tokens, pixels = head.interact(model.backbone(image))
     prototypes = head.prototypes(tokens)
     cosines = match(pixels, prototypes)
-    logits = head.resized(cosines.amax(2) * head.scale(), image.shape[-2:])
+    logits = resize(cosines.amax(2) * head.scale(), image.shape[-2:])
     return Matching(logits, cosines[0], prototypes[0])
 
 

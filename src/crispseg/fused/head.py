@@ -32,7 +32,6 @@ from crispseg.ops.infer.token_attention import (
     join_vectors,
     settle,
 )
-from crispseg.ops.maps.resizing import upsample
 
 if TYPE_CHECKING:
     from crispseg.models.omp import Attention, DynamicTokens, OMPHead, TwoWayLayer
@@ -228,7 +227,7 @@ class FusedLayer(Packed):
 
 
 class Scores(NamedTuple):
-    logits: Tensor  # (B, classes, h, w, quarters), in float32 at least
+    logits: Tensor  # (B, classes, h, w) at the descriptors' stride, in float32 at least
 
 
 class FusedHead(nn.Module):
@@ -237,8 +236,8 @@ class FusedHead(nn.Module):
     def __init__(self, head: OMPHead, dtype: torch.dtype) -> None:
         super().__init__()
         dim = head.config.dim
-        self.quarters = 4 if head.config.descriptor_stride == 2 else 1
-        order = torch.arange(dim).unflatten(0, (-1, self.quarters)).t().flatten()
+        self.side = head.descriptors_along_a_side
+        order = torch.arange(dim).unflatten(0, (-1, self.side**2)).t().flatten()
         self.neck = head.neck.in_fused_head(order, dtype)
         self.tokens = FusedTokens(head.tokens, dtype)
         layers: list[Any] = list(head.layers)
@@ -263,12 +262,9 @@ class FusedHead(nn.Module):
         tokens = self.aside(self._first_tokens, deepest)
         x = self.neck(stages, deepest)
         scores = self._scores(x.flatten(1, 2), *tokens.get())
-        return Scores(scores.view(*scores.shape[:2], *x.shape[1:3], self.quarters))
-
-    def resized(self, logits: Tensor, size: torch.Size) -> Tensor:
-        finer = 2 if self.quarters == 4 else 1  # descriptors along a pixel's side
-        height, width = logits.shape[2:4]
-        return upsample(logits.flatten(2), (finer * height, finer * width), size, quarters=finer == 2)
+        height, width = x.shape[1:3]
+        squares = scores.unflatten(-1, (height, width, self.side, self.side)).transpose(-3, -2)
+        return Scores(squares.reshape(*scores.shape[:2], height * self.side, width * self.side))
 
     def _first_tokens(self, feature: Tensor) -> tuple[Tensor, Tensor]:
         """The class tokens, which have attended each other, and the queries with which they read the pixels."""

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from crispseg import config as configs
 from crispseg.models.base import Output, SegmentationModel
+from crispseg.models.layers import resize
 from crispseg.models.omp import OMPConfig, OMPHead
 from crispseg.models.options import split_options
 from crispseg.models.registry import register
@@ -24,7 +25,7 @@ class CRISP(SegmentationModel):
 
     def forward(self, image: Tensor) -> Tensor | Output:
         matched = self.head(self.backbone(image))
-        logits = self.head.resized(matched.logits, image.shape[-2:])
+        logits = resize(matched.logits, image.shape[-2:])
         return Output(logits, prototypes=matched.prototypes, matches=matched.matches) if self.training else logits
 
     def at_progress(self, progress: float) -> None:
@@ -35,7 +36,7 @@ class CRISP(SegmentationModel):
         matched = self.head(self.backbone(image), allocation=True)
         size = image.shape[-2:]
         allocation = functional.interpolate(matched.allocation.float(), size=size, mode="nearest-exact")
-        return self.head.resized(matched.logits, size), allocation.long()
+        return resize(matched.logits, size), allocation.long()
 
 
 def _build(backbone: str, defaults: dict[str, Any], num_classes: int, in_channels: int, **options: Any) -> CRISP:

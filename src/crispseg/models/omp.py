@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from crispseg.errors import UserError
-from crispseg.models.layers import BatchNorm2d, ConvNorm, resize
+from crispseg.models.layers import BatchNorm2d, ConvNorm
 from crispseg.models.options import check_sizes
 from crispseg.ops.common.precision import widened
 from crispseg.ops.maps.normalize import layer_norm
@@ -358,10 +358,6 @@ class OMPHead(nn.Module):
         """Logits (B, classes, h, w), and which prototype they are of."""
         best, winners = best_match(descriptors, prototypes)
         return best * self.scale(), winners
-
-    def resized(self, logits: Tensor, size: torch.Size) -> Tensor:
-        """Logits at the image's size."""
-        return resize(logits, size)
 
     def for_evaluation(self, dtype: torch.dtype) -> FusedHead:
         from crispseg.fused.head import FusedHead

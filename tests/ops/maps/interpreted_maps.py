@@ -5,11 +5,10 @@ import torch
 
 from crispseg.ops.maps import convolution_kernels as convolutions
 from crispseg.ops.maps import normalize_kernels as norms
-from crispseg.ops.maps import resizing_kernels as resizes
 from crispseg.ops.maps.convolution_kernels import ConvolutionTiles, ImageTiles, MixTiles
 from crispseg.ops.maps.normalize_kernels import AddTiles, NormTiles
 from tests.conftest import relative_error
-from tests.ops.maps.test_maps import in_squares, normalised, resized, windows
+from tests.ops.maps.test_maps import normalised, resized, windows
 
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 DTYPES = list(BOUNDS)
@@ -122,22 +121,3 @@ def test_norm_relu_add(fine, coarse, channels, count, dtype):
         formula,
         (x, *norm, weight, bias, coarser),
     )
-
-
-@pytest.mark.parametrize("quarters", [False, True])
-@pytest.mark.parametrize(
-    ("low", "size"),
-    [
-        ((4, 4), (16, 16)),
-        ((2, 2), (1, 1)),
-        ((6, 10), (11, 17)),
-        ((2, 4), (7, 5)),
-        ((18, 8), (5, 3)),
-        ((2, 2), (40, 41)),
-    ],
-)
-def test_upsample(low, size, quarters):
-    scores = torch.randn(2, 3, *low)
-    truth = resized(scores.double().permute(0, 2, 3, 1), size).permute(0, 3, 1, 2)
-    found = resizes.upsample(in_squares(scores, low) if quarters else scores.flatten(2), low, size, quarters)
-    assert relative_error(found, truth) < 1e-5

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from crispseg.ops.maps.convolution import convolve, convolve_image, halve_and_mix
 from crispseg.ops.maps.normalize import layer_norm, norm_relu_add
-from crispseg.ops.maps.resizing import upsample
 
 
 def draw(*shape):
@@ -52,19 +51,6 @@ def resized(x, size):
     """x (B, H, W, C)."""
     rows, columns = (matrix(low, high).to(x.device) for low, high in zip(x.shape[1:3], size, strict=True))
     return torch.einsum("ih,jw,bhwc->bijc", rows, columns, x)
-
-
-def in_squares(scores, low):
-    """Scores (B, K, h, w), the four of each 2x2 square side by side: (B, K, h * w)."""
-    height, width = low
-    order = [
-        (2 * i + a) * width + 2 * j + b
-        for i in range(height // 2)
-        for j in range(width // 2)
-        for a in range(2)
-        for b in range(2)
-    ]
-    return scores.flatten(2)[..., order]
 
 
 SIZES = st.tuples(st.integers(1, 9), st.integers(1, 9))
@@ -116,13 +102,3 @@ def test_norm_relu_add(size, coarse):
     )
     truth = (normalised(x, gain, shift, 1e-3) @ weight + bias).clamp(min=0) + resized(coarser, size)
     torch.testing.assert_close(norm_relu_add(x, gain, shift, 1e-3, weight, bias, coarser), truth)
-
-
-@given(SIZES, SIZES, st.booleans())
-def test_upsample(low, size, quarters):
-    if quarters:
-        low = (2 * low[0], 2 * low[1])
-    scores = draw(2, 3, *low)
-    truth = resized(scores.permute(0, 2, 3, 1), size).permute(0, 3, 1, 2)
-    found = upsample(in_squares(scores, low) if quarters else scores.flatten(2), low, size, quarters)
-    torch.testing.assert_close(found, truth)

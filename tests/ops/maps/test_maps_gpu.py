@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from crispseg.ops.maps import convolution, normalize, resizing
+from crispseg.ops.maps import convolution, normalize
 from tests.conftest import relative_error
-from tests.ops.maps.test_maps import in_squares, normalised, resized, windows
+from tests.ops.maps.test_maps import normalised, resized, windows
 
 pytestmark = [
     pytest.mark.gpu,
@@ -123,23 +123,6 @@ def test_norm_relu_add(fine, coarse, channels, count, scale, dtype):
         formula,
         (x, *norm, weight, bias, draw(2, *coarse, count, dtype=dtype)),
     )
-
-
-@pytest.mark.parametrize("quarters", [False, True])
-@pytest.mark.parametrize(
-    ("low", "size"),
-    [((128, 128), (512, 512)), ((20, 34), (75, 131)), ((2, 2), (1, 1)), ((2, 18), (8, 1033)), ((64, 64), (30, 20))],
-)
-def test_upsample(low, size, quarters):
-    scores = torch.randn(2, 6, *low, device="cuda")
-    given = in_squares(scores, low) if quarters else scores.flatten(2)
-    found = resizing.upsample(given, low, size, quarters)
-    truth = resized(scores.double().permute(0, 2, 3, 1), size).permute(0, 3, 1, 2)
-    assert relative_error(found, truth) < 1e-5
-    if not quarters:
-        torch.testing.assert_close(
-            found, torch.nn.functional.interpolate(scores, size, mode="bilinear", align_corners=False)
-        )
 
 
 def test_captured_graph_replays():

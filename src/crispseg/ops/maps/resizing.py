@@ -1,4 +1,4 @@
-"""A coarser map added to a finer one, and scores resized.
+"""A coarser map added to a finer one.
 
 `add_resized` has gradients, the others are for inference only. All resizing is bilinear, pixel centres kept.
 """
@@ -50,19 +50,6 @@ def resize_add(finer: Tensor, coarser: Tensor) -> Tensor:
 def resized(x: Tensor, size: Size) -> Tensor:
     """x (B, h, w, C) resized to (B, *size, C), by torch."""
     return _interpolated(x.permute(0, 3, 1, 2), size).permute(0, 2, 3, 1)
-
-
-@operator("upsample", kernels="maps.resizing_kernels", dtypes=(torch.float32,), gradients="none")
-def upsample(scores: Tensor, low: tuple[int, int], size: Size, quarters: bool = False) -> Tensor:
-    """Scores (B, K, h * w) of a map of size `low` = (h, w), resized to (B, K, *size), bilinear, pixel centres kept.
-
-    With `quarters` the four scores of each 2x2 square lie side by side, square after square.
-    """
-    height, width = low
-    if quarters:
-        squares = scores.unflatten(-1, (height // 2, width // 2, 2, 2)).transpose(-3, -2)
-        scores = squares.reshape(*scores.shape[:2], height * width)
-    return _interpolated(scores.unflatten(-1, (height, width)), size)
 
 
 @custom_op("resize_add", like=lambda x, finer: x.new_empty(finer.shape))

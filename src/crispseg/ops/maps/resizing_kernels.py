@@ -8,8 +8,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from crispseg.ops.common.dependent_launch import after_the_kernel_before, launch_options
-
 
 @triton.jit
 def between(index, scale, size):
@@ -56,61 +54,5 @@ def resize_add(finer: Tensor, coarser: Tensor) -> Tensor:
     _resize_add_kernel[(triton.cdiv(count, pixels), triton.cdiv(channels, block))](
         finer, coarser, out, count, height, width, coarse_h, coarse_w, channels, coarse_h / height, coarse_w / width,
         PIXELS=pixels, CHANNELS=block, num_warps=4,
-    )  # fmt: skip
-    return out
-
-
-UPSAMPLE = (512, 2)  # columns of a program, and its warps
-
-
-@triton.jit
-def _upsample_kernel(
-    scores, out, low_h, low_w, height, width, scale_y, scale_x,
-    QUARTERS: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    """All rows of the result that lie between two rows of the scores: these are resized along x once."""
-    after_the_kernel_before(EARLY)
-    low, plane = tl.program_id(1), tl.program_id(2).to(tl.int64)
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    left, right, along = between(column, scale_x, low_w)
-    scores += plane * low_h * low_w
-    out += plane * height * width
-    below = tl.minimum(low + 1, low_h - 1)
-    top = _interpolated(scores, low, left, right, along, low_w, QUARTERS)
-    bottom = _interpolated(scores, below, left, right, along, low_w, QUARTERS)
-    # One row more on either side than arithmetic without rounding would give; `between` itself decides.
-    first = tl.maximum(((low + 0.5) / scale_y - 1.5).to(tl.int32), 0) * (low > 0).to(tl.int32)
-    last = tl.minimum(((low + 1.5) / scale_y + 1.5).to(tl.int32), height)
-    for i in range(last - first):
-        row = first + i
-        own, _, down = between(row, scale_y, low_h)
-        end = width * (own == low).to(tl.int32)
-        tl.store(out + row.to(tl.int64) * width + column, top * (1 - down) + bottom * down, mask=column < end)
-
-
-@triton.jit
-def _interpolated(scores, row, left, right, along, width, QUARTERS: tl.constexpr):
-    if QUARTERS:  # rows and columns alternate: four scores of a 2x2 square lie side by side
-        start = row // 2 * (2 * width) + row % 2 * 2
-        a = tl.load(scores + start + left // 2 * 4 + left % 2)
-        b = tl.load(scores + start + right // 2 * 4 + right % 2)
-    else:
-        a = tl.load(scores + row * width + left)
-        b = tl.load(scores + row * width + right)
-    return a * (1 - along) + b * along
-
-
-def upsample(
-    scores: Tensor, low: tuple[int, int], size: tuple[int, int], quarters: bool, tiles: tuple[int, int] = UPSAMPLE
-) -> Tensor:
-    scores = scores.contiguous()
-    (low_h, low_w), (height, width) = low, size
-    planes = scores.shape[0] * scores.shape[1]
-    out = scores.new_empty(*scores.shape[:2], height, width)
-    most, warps = tiles
-    columns = min(most, triton.next_power_of_2(width))
-    _upsample_kernel[(triton.cdiv(width, columns), low_h, planes)](
-        scores, out, low_h, low_w, height, width, low_h / height, low_w / width,
-        QUARTERS=quarters, COLUMNS=columns, num_warps=warps, **launch_options(scores.device),
     )  # fmt: skip
     return out

@@ -40,7 +40,6 @@ from crispseg.bench.result import Cell, ModelCell
 from crispseg.bench.settings import Settings, choose
 from crispseg.errors import UserError
 from crispseg.files import write_json, write_text
-from crispseg.fused import strips
 from crispseg.models.base import SegmentationModel
 from crispseg.ops.cpu import attention_in_parts, winograd
 
@@ -137,7 +136,6 @@ WAYS = {
 SLOW_TO_MAKE = ("compiled", "fused compiled")
 # The fused way without one of its means, each brought out of use by the number that limits it.
 ABLATIONS = {
-    "fused, no strips": Way(without(strips, "NUMBERS", 2**60), channels_last=True),
     "fused, no parts": Way(without(attention_in_parts, "_NUMBERS", 2**60), channels_last=True),
     "fused, no Winograd": Way(without(winograd, "MOST_CHANNELS", 0), channels_last=True),
 }

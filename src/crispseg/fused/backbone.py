@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from crispseg.fused import strips
 from crispseg.fused.layers import FusedNorm, Packed, Product, Ready, aligned, channels_last, linear_gelu, padded
+from crispseg.fused.onednn_mixer import OneDNNMixer
 from crispseg.fused.stages import StageMaps
 from crispseg.ops.common.precision import sum_dtype
 from crispseg.ops.cpu import onednn
@@ -65,7 +65,7 @@ class FusedMixer(Packed, Ready):
         self.keep(sum_dtype(dtype), dt_bias=mixer.dt_bias, a_log=mixer.A_log, d=mixer.D)
         self.keep(sum_dtype(dtype), **{f"gate_{name}": gate for name, gate in mixer.gates()._asdict().items()})
 
-    def make_ready(self) -> strips.Mixer:
+    def make_ready(self) -> OneDNNMixer:
         z, xbc, dt, _ = self._split(self.project)
         project, gate, out = (onednn.Linear.of(matrix.t()) for matrix in (xbc, z, self.out))
         gains = onednn.Linear.of(dt.t(), self.dt_bias)
@@ -75,13 +75,13 @@ class FusedMixer(Packed, Ready):
             rate, least = (1 - gates.residual) * rate, gates.residual
             gates = gates._replace(residual=None)
         norm = Norm(self.norm_weight, self.norm_bias, self.eps)
-        return strips.Mixer(
+        return OneDNNMixer(
             project, gains, gate, out, convolution, least, rate, self.d, gates, self.rule, norm, self.selection
         )
 
     def add_to(self, residual: Tensor, normed: Tensor) -> Tensor:
         """After the start, where oneDNN's products are taken."""
-        mixer: strips.Mixer = self.ready()
+        mixer: OneDNNMixer = self.ready()
         return mixer.add_to(residual, normed)
 
     def forward(self, x: Tensor, start: Start) -> Tensor:
@@ -193,8 +193,8 @@ class FusedBlock(Packed, Ready):
         conv1, conv2, fc1, fc2 = self.ready()
         x = conv1(x)
         x = conv2(self.mixer.add_to(x, layer_norm(x, *start1[2:])))
-        for rows in x.view(-1, x.shape[-1]).split(max(1, strips.NUMBERS // self.hidden)):
-            rows.add_(fc2(fc1(layer_norm(rows, *start2[2:]))))
+        rows = x.view(-1, x.shape[-1])
+        rows.add_(fc2(fc1(layer_norm(rows, *start2[2:]))))
         return x
 
     def _mlp(self, x: Tensor, start: Start) -> Tensor:
@@ -207,10 +207,6 @@ class FusedBlock(Packed, Ready):
         units = linear_gelu(normed.view(-1, channels), self.fc1, self.fc1_bias)
         x.view(-1, channels).addmm_(units, self.fc2)
         return x
-
-
-def _as_it_is(x: Tensor) -> Tensor:
-    return x
 
 
 def _with_residual(weight: Tensor, bias: Tensor) -> onednn.Convolution:
@@ -250,7 +246,7 @@ class FusedStem(Packed, Ready):
             first, second, third, fourth = self.ready()
             x = first(image.to(self.weight0.dtype).permute(0, 2, 3, 1).contiguous())
             x = x.add_(third(second(x)))
-            return strips.halved(_as_it_is, fourth, self.last, x, x.shape[-1])
+            return self.last(fourth(x))
         (w0, b0), (w1, b1), (w2, b2), (w3, b3) = self._layers()
         x = convolve_image(image, w0, b0)
         x = convolve(convolve(x, w1, b1, relu=True), w2, b2, residual=x)
@@ -274,7 +270,7 @@ class FusedDownsample(Packed, Ready):
 
     def forward(self, x: Tensor) -> Tensor:
         if onednn.applies(x):
-            return strips.halved(self.expand, self.ready(), self.reduce, x, self.weight.shape[0])
+            return self.reduce(self.ready()(self.expand(x)))
         x = depthwise3x3(self.expand(x), self.weight, self.bias, activation="relu", stride=2)
         return self.reduce(x)
 

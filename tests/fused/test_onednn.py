@@ -1,4 +1,4 @@
-"""Work in strips against the same on whole maps, in float64 where torch can; and what packed weights must survive."""
+"""Fused models on a CPU against the same in float64, and what weights laid out for oneDNN must survive."""
 
 import copy
 import io
@@ -8,10 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional
 
-from crispseg.fused import strips
 from crispseg.fused.convolutions import FusedConvolution
+from crispseg.fused.onednn_mixer import _by_halves
 from crispseg.ops import Gates, Rule, ncssd, only
 from crispseg.ops.cpu import attention_in_parts, onednn, winograd
 from crispseg.ops.nc_ssd.formula import queries_of, read_queries, sums_of
@@ -22,38 +21,18 @@ pytestmark = pytest.mark.skipif(not onednn.AVAILABLE, reason="needs torch with o
 
 
 @pytest.fixture
-def narrow(monkeypatch):
-    """Strips, parts and tiles as small as they get."""
-    monkeypatch.setattr(strips, "NUMBERS", 1)
-    monkeypatch.setattr(strips, "_LEAST", 2)
+def small_parts(monkeypatch):
+    """Parts and tiles as small as they get."""
     monkeypatch.setattr(attention_in_parts, "_NUMBERS", 1)
     monkeypatch.setattr(winograd, "_TILES", 1)
     monkeypatch.setattr(winograd, "LEAST_CHANNELS", 8)
-
-
-@pytest.mark.parametrize("batch", [1, 2])
-@pytest.mark.parametrize("height", [1, 2, 5, 8, 11])
-@torch.no_grad()
-def test_convolutions(narrow, height, batch):
-    weight, bias, x = torch.randn(6, 1, 3, 3), torch.randn(6), torch.randn(batch, height, 7, 6)
-    for stride in (1, 2):
-        truth = functional.conv2d(
-            x.double().exp().permute(0, 3, 1, 2), weight.double(), bias.double(), stride, 1, groups=6
-        ).permute(0, 2, 3, 1)
-        convolution = onednn.Convolution.of(weight, bias, (1, 1), (stride, stride), groups=6)
-        if stride == 1:
-            parts = [strips.convolved(torch.exp, convolution, x, rows) for rows in strips.strips(x, 6)]
-            found = torch.cat(parts, dim=1)
-        else:
-            found, truth = strips.halved(torch.exp, convolution, torch.sin, x, 6), truth.sin()
-        assert relative_error(found, truth) < 1e-5
 
 
 @pytest.mark.parametrize(
     "options", [{}, {"fusion": "raw"}, {"dco": {"residual_readout": "unnormalized"}}, {"neck": "concat"}]
 )
 @pytest.mark.parametrize("shape", [(1, 3, 70, 90), (3, 3, 37, 53)])
-def test_a_model_in_the_narrowest_strips(narrow, options, shape):
+def test_a_model_in_the_smallest_parts(small_parts, options, shape):
     model, images = small_crisp(**options), torch.randn(shape)
     with torch.no_grad():
         truth = copy.deepcopy(model).double()(images.double())
@@ -72,7 +51,7 @@ def test_the_operator_by_halves(rule, tokens):
     v, (b, c) = torch.randn(2, tokens, 3, 4), torch.randn(2, 2, tokens, 5)
     rho, d = torch.rand(2, tokens, 3), torch.randn(3)
     gates = Gates(torch.rand(3), torch.randn(3), torch.randn(4), torch.randn(4))
-    state = strips._state(v, b, rho, gates, rule)
+    state = _by_halves(v, b, rho, gates, rule)
     queries = queries_of(c, state, rule)
     found = read_queries(v, queries, d, state, sums_of(queries, state), gates, rule)
     wide = (x.double() for x in (v, b, c, rho, d))

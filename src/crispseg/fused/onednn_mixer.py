@@ -1,0 +1,71 @@
+"""A block's mixer on a CPU: NC-SSD with DCO between oneDNN's products, maps (B, H, W, C)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from crispseg.ops import State, accumulate
+from crispseg.ops.cpu import onednn
+from crispseg.ops.infer.token_attention import Norm
+from crispseg.ops.nc_ssd.formula import queries_of, read_queries, sums_of
+from crispseg.ops.nc_ssd.spec import Gates, Rule
+
+if TYPE_CHECKING:
+    from crispseg.models.vssd import Selection
+
+
+class OneDNNMixer(NamedTuple):
+    project: onednn.Linear  # to xBC
+    gains: onednn.Linear  # to dt
+    gate: onednn.Linear  # to z
+    out: onednn.Linear
+    convolution: onednn.Convolution
+    least: Tensor  # (H,), likewise `rate`: the gain of a token is least + softplus(dt) rate
+    rate: Tensor
+    d: Tensor
+    gates: Gates
+    rule: Rule
+    norm: Norm
+    selection: Selection | None
+
+    def add_to(self, residual: Tensor, normed: Tensor) -> Tensor:
+        """The residual with the mixer's result added, in place."""
+        v, b, c, rho = self._tokens(normed)
+        state = _by_halves(v, b, rho, self.gates, self.rule)
+        queries = queries_of(c, state, self.rule)
+        sums = sums_of(queries, state) if self.gates.use_mean else None
+        y = read_queries(v, queries, self.d, state, sums, self.gates, self.rule)
+        y = self.norm(y.view(*normed.shape[:-1], -1)).mul_(_on_rows(self.gate, normed))
+        return residual.add_(_on_rows(self.out, y))
+
+    def _tokens(self, normed: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """V (B, L, H, P), B and C (B, L, N), rho (B, L, H)."""
+        inner, heads = self.norm.weight.shape[0], self.d.shape[0]
+        xbc = self.convolution(_on_rows(self.project, normed))
+        xbc = functional.silu(xbc, inplace=True).flatten(1, 2)
+        v, b, c = xbc.tensor_split((inner, (inner + xbc.shape[-1]) // 2), dim=-1)
+        if self.selection is not None:
+            b, c = self.selection(b, c)
+        dt = _on_rows(self.gains, normed).flatten(1, 2)
+        rho = torch.addcmul(self.least, functional.softplus(dt), self.rate)
+        return v.unflatten(-1, (heads, -1)), b, c, rho
+
+
+def _on_rows(step: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """A step that takes rows (n, C), on a map."""
+    return step(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
+
+
+def _by_halves(v: Tensor, b: Tensor, rho: Tensor, gates: Gates, rule: Rule) -> State:
+    """`accumulate`, with halves of the tokens as images of their own: torch shares one long sum badly among threads."""
+    batch, tokens = b.shape[:2]
+    parts = math.gcd(tokens, 2)
+    halves = accumulate(*(x.reshape(parts * batch, -1, *x.shape[2:]) for x in (v, b, rho)), gates, rule)
+    sums: list[Any] = [None if x is None else x.unflatten(0, (batch, parts)).sum(1) for x in halves[:-1]]
+    return State._make([*sums, tokens])

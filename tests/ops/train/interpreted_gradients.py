@@ -21,8 +21,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def mix(projected, conv_weight, conv_bias, dt_bias, a_log, d, gates, rule, weight, bias, eps):
-    choices = rule.fusion == "normalized", rule.skip == "before"
-    return _forward(projected, conv_weight, conv_bias, dt_bias, a_log, d, *gates, weight, bias, eps, *choices)[0]
+    return _forward(projected, conv_weight, conv_bias, dt_bias, a_log, d, *gates, weight, bias, eps, *rule.flags)[0]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -60,7 +60,7 @@ def gated_mixer(
             'use backend="torch"'
         )
     parameters = (dt_bias, a_log, d, *gates, norm_weight, norm_bias)
-    return _gated_mixer(xbc, dt, z, *parameters, eps, rule.fusion == "normalized", rule.skip == "before")
+    return _gated_mixer(xbc, dt, z, *parameters, eps, *rule.flags)
 
 
 @custom_op("gated_mixer", like=lambda xbc, dt, z, *rest: torch.empty_like(z, memory_format=torch.contiguous_format))
@@ -84,10 +84,11 @@ def _gated_mixer(
     batch, tokens, inner = z.shape
     state = (xbc.shape[-1] - inner) // 2
     v, b, c = xbc.split([inner, state, state], dim=-1)
-    rule = Rule("normalized" if normalized else "raw", "row", "before" if skip_before else "after")
     heads = v.unflatten(-1, (dt.shape[-1], -1))  # (B, L, H, P)
     out = torch.empty(z.shape, dtype=z.dtype, device=z.device)
-    states = sum_states(heads, b, c, dt, d, Gates(residual, omega, s, t), rule, (dt_bias, a_log))
+    states = sum_states(
+        heads, b, c, dt, d, Gates(residual, omega, s, t), Rule.of_flags(normalized, skip_before), (dt_bias, a_log)
+    )
     product = product_of(v, b, c)
     tiling = _choose(Sizes.of(heads, b), product, z.device)
     width = padded(inner)

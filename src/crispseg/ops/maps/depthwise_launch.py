@@ -42,7 +42,8 @@ def forward(
 ) -> Tensor:
     """act(conv(x) + bias) (+ x): (B, H, W, C) -> (B, H', W', C)."""
     x = _pixels_contiguous(x)
-    out = x.new_empty(out_shape(x, stride))
+    batch, height, width, channels = x.shape
+    out = x.new_empty(batch, triton.cdiv(height, stride), triton.cdiv(width, stride), channels)
     _convolve(x, weight, bias, None, out, residual, activation, stride, tiles)
     return out
 
@@ -89,11 +90,6 @@ def backward(
     return dx.add_(gradient) if residual and activation != "none" else dx, dw, db
 
 
-def out_shape(x: Tensor, stride: int) -> tuple[int, ...]:
-    batch, height, width, channels = x.shape
-    return batch, (height + stride - 1) // stride, (width + stride - 1) // stride, channels
-
-
 def _convolve(
     x: Tensor,
     weight: Tensor,
@@ -123,11 +119,11 @@ def _channel_block(channels: int) -> int:
     return 64 if channels % 64 == 0 else min(32, triton.next_power_of_2(channels))
 
 
-def _with_rows(out: Tensor, width: int, channels: int, choices: tuple[int, ...], warps: int = 4) -> DepthwiseTiles:
+def _with_rows(out: Tensor, width: int, channels: int, choices: tuple[int, ...]) -> DepthwiseTiles:
     """The tallest strips that still keep the device busy; no wider than the map."""
     width = min(width, triton.next_power_of_2(out.shape[2]))
     for rows in choices:
-        tiles = DepthwiseTiles(width, channels, rows, warps)
+        tiles = DepthwiseTiles(width, channels, rows)
         if math.prod(_grid(out, tiles)) >= _BUSY:
             break
     return tiles

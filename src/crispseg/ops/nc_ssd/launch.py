@@ -176,5 +176,21 @@ def sum_states(
     return States(kv, k, q, mu, read, affine)
 
 
+def read_out(v: Tensor, b: Tensor, c: Tensor, states: States, normalized: bool) -> Tensor:
+    """The kernel after them: the output (B, L, H, P) in float32."""
+    sizes = Sizes.of(v, b)
+    rows = sizes.batch * sizes.heads
+    tiling = choose("read_out", rows, sizes.tokens, v.device)
+    chunk, splits = split(sizes.tokens, rows, tiling, v.device)
+    out = torch.empty(v.shape, dtype=torch.float32, device=v.device)
+    kernels.read_out[(sizes.heads, splits, sizes.batch)](
+        v, c, states.k, states.read, states.affine, out, sizes.tokens, chunk, normaliser_floor(c.dtype),
+        *v.stride(), *c.stride(),
+        **sizes.fixed, TOKENS=tiling.tokens, NORMALIZED=normalized, PRODUCT=product_of(v, b, c),
+        **launch(tiling, v.device),
+    )  # fmt: skip
+    return out
+
+
 def launch(tiling: Tiling, device: torch.device) -> dict[str, Any]:
     return {"num_warps": tiling.warps, "num_stages": tiling.stages, **launch_options(device)}

@@ -24,31 +24,21 @@ from torch import Tensor
 
 from crispseg.errors import UserError
 from crispseg.ops.common.custom import custom_op, differentiable
-from crispseg.ops.nc_ssd import formula, kernels
+from crispseg.ops.nc_ssd import formula
 from crispseg.ops.nc_ssd.backward import Problem, gradients
-from crispseg.ops.nc_ssd.launch import (
-    DTYPES,
-    LARGEST_HEAD,
-    LARGEST_STATE,
-    Sizes,
-    choose,
-    launch,
-    product_of,
-    split,
-    sum_states,
-    takes,
+from crispseg.ops.nc_ssd.launch import DTYPES, LARGEST_HEAD, LARGEST_STATE, read_out, sum_states, takes
+from crispseg.ops.nc_ssd.spec import Gates, Rule
+
+_INPUTS = (
+    "Tensor v, Tensor b, Tensor c, Tensor rho, Tensor d, Tensor? residual, Tensor? omega, Tensor? s, Tensor? t, "
+    "bool normalized, bool skip_before"
 )
-from crispseg.ops.nc_ssd.spec import Gates, Rule, normaliser_floor
 
 
 def supports(v: Tensor, b: Tensor, c: Tensor, rho: Tensor, d: Tensor, gates: Gates, rule: Rule) -> bool:
     """Whether these kernels can take over from the torch path."""
     parameters = [d, *(x for x in gates if x is not None)]
     return takes(v, b, c, rho, rule) and v.shape[-1] <= LARGEST_HEAD and all(x.dtype in DTYPES for x in parameters)
-
-
-def _rule(normalized: bool, skip_before: bool) -> Rule:
-    return Rule("normalized" if normalized else "raw", "row", "before" if skip_before else "after")
 
 
 @formula.dispatched.unless
@@ -65,7 +55,7 @@ def ncssd(v: Tensor, b: Tensor, c: Tensor, rho: Tensor, d: Tensor, gates: Gates,
             f'P up to {LARGEST_HEAD} and no "unnormalized" residual; this is {v.dtype} on {v.device} with '
             f'N = {b.shape[-1]}, P = {v.shape[-1]} and {rule}: use backend="torch"'
         )
-    return _forward(v, b, c, rho, d, *gates, rule.fusion == "normalized", rule.skip == "before")[0]
+    return _forward(v, b, c, rho, d, *gates, *rule.flags)[0]
 
 
 def _sums(v: Tensor, b: Tensor, c: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -83,65 +73,28 @@ def _given(grad: Tensor, *inputs: Any) -> list[Tensor]:
     return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs[:9] if x is not None]
 
 
-@custom_op("ncssd", like=_sums)
-def _forward(
-    v: Tensor,
-    b: Tensor,
-    c: Tensor,
-    rho: Tensor,
-    d: Tensor,
-    residual: Tensor | None,
-    omega: Tensor | None,
-    s: Tensor | None,
-    t: Tensor | None,
-    normalized: bool,
-    skip_before: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+@custom_op("ncssd", like=_sums, schema=f"({_INPUTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)")
+def _forward(v: Tensor, b: Tensor, c: Tensor, rho: Tensor, d: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     """The output and the sums that the backward pass needs: kv, k, q, mu."""
-    sizes = Sizes.of(v, b)
-    rule = _rule(normalized, skip_before)
-    states = sum_states(v, b, c, rho, d, Gates(residual, omega, s, t), rule)
-    rows = sizes.batch * sizes.heads
-    tiling = choose("read_out", rows, sizes.tokens, v.device)
-    chunk, splits = split(sizes.tokens, rows, tiling, v.device)
-    out = torch.empty(v.shape, dtype=torch.float32, device=v.device)
-    kernels.read_out[(sizes.heads, splits, sizes.batch)](
-        v, c, states.k, states.read, states.affine, out, sizes.tokens, chunk, normaliser_floor(c.dtype),
-        *v.stride(), *c.stride(),
-        **sizes.fixed, TOKENS=tiling.tokens, NORMALIZED=normalized, PRODUCT=product_of(v, b, c),
-        **launch(tiling, v.device),
-    )  # fmt: skip
-    return out, states.kv, states.k, states.q, states.mu
+    *gates, normalized, skip_before = rest
+    states = sum_states(v, b, c, rho, d, Gates(*gates), Rule.of_flags(normalized, skip_before))
+    return read_out(v, b, c, states, normalized), states.kv, states.k, states.q, states.mu
 
 
-@custom_op("ncssd_backward", like=_given)
-def _backward(
-    grad: Tensor,
-    v: Tensor,
-    b: Tensor,
-    c: Tensor,
-    rho: Tensor,
-    d: Tensor,
-    residual: Tensor | None,
-    omega: Tensor | None,
-    s: Tensor | None,
-    t: Tensor | None,
-    normalized: bool,
-    skip_before: bool,
-    kv: Tensor,
-    k: Tensor,
-    q: Tensor,
-    mu: Tensor,
-) -> list[Tensor]:
+@custom_op(
+    "ncssd_backward",
+    like=_given,
+    schema=f"(Tensor grad, {_INPUTS}, Tensor kv, Tensor k, Tensor q, Tensor mu) -> Tensor[]",
+)
+def _backward(grad: Tensor, v: Tensor, b: Tensor, c: Tensor, rho: Tensor, d: Tensor, *rest: Any) -> list[Tensor]:
     """The gradients of v, b, c, rho, d and of those gates that are given."""
-    gates = Gates(residual, omega, s, t)
-    problem = Problem(v, b, c, rho, d, gates, normalized, skip_before and gates.use_mean, kv, k, q, mu)
-    return gradients(problem, grad)
+    gates, (normalized, skip_before, *sums) = Gates(*rest[:4]), rest[4:]
+    return gradients(Problem(v, b, c, rho, d, gates, normalized, skip_before and gates.use_mean, *sums), grad)
 
 
 def _formula(v: Tensor, b: Tensor, c: Tensor, rho: Tensor, d: Tensor, *rest: Any) -> Tensor:
     *gates, normalized, skip_before = rest
-    return formula.ncssd(v, b, c, rho, d, Gates(*gates), _rule(normalized, skip_before))
+    return formula.ncssd(v, b, c, rho, d, Gates(*gates), Rule.of_flags(normalized, skip_before))
 
 
 differentiable(_forward, _backward, formula.dispatched, formula=_formula)

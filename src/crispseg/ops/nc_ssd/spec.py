@@ -28,6 +28,15 @@ class Rule:
     residual_readout: Readout = "row"
     skip: Skip = "after"
 
+    @classmethod
+    def of_flags(cls, normalized: bool, skip_before: bool) -> Rule:
+        return cls("normalized" if normalized else "raw", "row", "before" if skip_before else "after")
+
+    @property
+    def flags(self) -> tuple[bool, bool]:
+        """As custom operators take it, whose kernels fold the residual: normalized, skip_before."""
+        return self.fusion == "normalized", self.skip == "before"
+
     @property
     def residual_folds(self) -> bool:
         """Whether step 2 of DCO can be folded into the value gain, at no cost."""

@@ -72,7 +72,7 @@ def _(*arguments: Any) -> Tensor:
 def _flat(*arguments: Any) -> tuple[Any, ...]:
     """As the custom operator takes them: the gates one by one, and the rule as two words."""
     *first, gates, rule, norm_weight, norm_bias, eps = arguments
-    return *first, *gates, norm_weight, norm_bias, eps, rule.fusion == "normalized", rule.skip == "before"
+    return *first, *gates, norm_weight, norm_bias, eps, *rule.flags
 
 
 def _given(*inputs: Any) -> Given:

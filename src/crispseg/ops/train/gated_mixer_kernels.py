@@ -24,19 +24,8 @@ from crispseg.ops.maps.normalize_kernels import Rows, places_of
 from crispseg.ops.nc_ssd import kernels as ncssd_kernels
 from crispseg.ops.nc_ssd.backward import Problem
 from crispseg.ops.nc_ssd.backward import gradients as mixing_gradients
-from crispseg.ops.nc_ssd.launch import (
-    DTYPES,
-    LARGEST_HEAD,
-    Sizes,
-    States,
-    choose,
-    launch,
-    product_of,
-    split,
-    sum_states,
-    takes,
-)
-from crispseg.ops.nc_ssd.spec import Gates, Rule, normaliser_floor
+from crispseg.ops.nc_ssd.launch import DTYPES, LARGEST_HEAD, States, read_out, sum_states, takes
+from crispseg.ops.nc_ssd.spec import Gates, Rule
 
 _LARGEST_WIDTH = 4096  # channels that one program can normalise
 _GAINS = 1024  # that a program works on at a time
@@ -61,7 +50,7 @@ class Given(NamedTuple):
 
     @property
     def rule(self) -> Rule:
-        return Rule("normalized" if self.normalized else "raw", "row", "before" if self.skip_before else "after")
+        return Rule.of_flags(self.normalized, self.skip_before)
 
     def split(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """z (B, H, W, inner), xbc (B, H, W, inner + 2N) and dt (B, H, W, heads) of a tensor like the projected one."""
@@ -91,20 +80,11 @@ def forward(given: Given) -> tuple[Tensor, Tensor, Tensor, States]:
     z, raw, dt = given.split(given.projected)
     xbc = depthwise_launch.forward(raw, given.conv_weight, given.conv_bias, False, "silu", 1)
     v, b, c = given.tokens(xbc)
-    sizes, product = Sizes.of(v, b), product_of(v, b, c)
     gain = given.dt_bias, given.a_log
     states = sum_states(v, b, c, dt.flatten(1, 2), given.d, given.gates, given.rule, gain)
-    rows = sizes.batch * sizes.heads
-    tiling = choose("read_out", rows, sizes.tokens, v.device)
-    chunk, splits = split(sizes.tokens, rows, tiling, v.device)
     # Neither y is rounded nor its gradient: D's is what little is left of a sum over all tokens. And in raw fusion y
     # grows with the number of tokens, beyond float16.
-    y = torch.empty(z.shape, dtype=torch.float32, device=v.device)
-    ncssd_kernels.read_out[(sizes.heads, splits, sizes.batch)](
-        v, c, states.k, states.read, states.affine, y, sizes.tokens, chunk, normaliser_floor(c.dtype),
-        *v.stride(), *c.stride(),
-        **sizes.fixed, TOKENS=tiling.tokens, NORMALIZED=given.normalized, PRODUCT=product, **launch(tiling, v.device),
-    )  # fmt: skip
+    y = read_out(v, b, c, states, given.normalized).view(z.shape)
     return normalize_kernels.layer_norm(y, given.norm_weight, given.norm_bias, given.eps, gate=z), xbc, y, states
 
 

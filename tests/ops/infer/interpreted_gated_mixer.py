@@ -5,8 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crispseg.errors import UserError
-from crispseg.ops import Rule
+from crispseg.ops import Rule, dispatch
 from crispseg.ops.infer.gated_mixer import gated_mixer
 from tests.conftest import relative_error
 from tests.ops.infer.test_gated_mixer import in_float64, make_mixer_inputs
@@ -16,7 +15,7 @@ from tests.ops.nc_ssd.test_ncssd import BOUNDS, STEPS, make_gates
 
 def check(tensors, values, rule, steps=(True, True, True)):
     truth = in_float64(tensors, values, rule, steps)
-    result = gated_mixer(*tensors[:6], make_gates(values, steps), rule, *tensors[6:], backend="triton")
+    result = gated_mixer.by_kernel(*tensors[:6], make_gates(values, steps), rule, *tensors[6:], 1e-5)
     assert result.dtype == tensors[2].dtype
     assert result.is_contiguous()
     assert relative_error(result, truth) < BOUNDS[result.dtype]
@@ -59,14 +58,19 @@ def test_compiled_without_graph_breaks():
     tensors, values = make_mixer_inputs(length=9, dtype=torch.float32)
 
     def function(xbc, dt, z):
-        return gated_mixer(xbc, dt, z, *tensors[3:6], make_gates(values), Rule(), *tensors[6:], backend="triton") + 1
+        return gated_mixer.by_kernel(xbc, dt, z, *tensors[3:6], make_gates(values), Rule(), *tensors[6:], 1e-5) + 1
 
     torch.compiler.reset()
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(*tensors[:3]), function(*tensors[:3]))
 
 
-def test_what_it_cannot_take_is_said():
-    tensors, values = make_mixer_inputs(dtype=torch.float64)
-    with pytest.raises(UserError, match='use backend="torch"'):
-        gated_mixer(*tensors[:6], make_gates(values), Rule(), *tensors[6:], backend="triton")
+def test_what_it_cannot_take_is_left_to_the_formula():
+    def why_not(dtype, rule=Rule()):  # noqa: B008 - frozen
+        tensors, values = make_mixer_inputs(dtype=dtype)
+        with dispatch.through_the_interpreter():
+            return gated_mixer.why_not(*tensors[:6], make_gates(values), rule, *tensors[6:], 1e-5)
+
+    assert why_not(torch.float32) is None
+    assert why_not(torch.float64) == "torch.float64"
+    assert "does not know" in why_not(torch.float32, Rule(residual_readout="unnormalized"))

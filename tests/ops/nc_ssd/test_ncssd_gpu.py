@@ -144,7 +144,7 @@ def test_gated_mixer(rule, dtype, sizes):
     tensors, values = make_mixer_inputs(length, batch, *others, dtype, device="cuda")
     truth = in_float64(tensors, values, rule)
     with torch.no_grad():
-        result = gated_mixer(*tensors[:6], make_gates(values), rule, *tensors[6:], backend="triton")
+        result = gated_mixer.by_kernel(*tensors[:6], make_gates(values), rule, *tensors[6:], 1e-5)
     assert result.dtype == dtype
     assert relative_error(result, truth) < BOUNDS[dtype]
 
@@ -154,7 +154,7 @@ def test_a_recorded_graph_replays_on_new_inputs():
     tensors, values = make_mixer_inputs(500, 1, 2, 64, 64, torch.bfloat16, device="cuda")
 
     def run(xbc):
-        return gated_mixer(xbc, *tensors[1:6], make_gates(values), Rule(), *tensors[6:], backend="triton")
+        return gated_mixer.by_kernel(xbc, *tensors[1:6], make_gates(values), Rule(), *tensors[6:], 1e-5)
 
     place = tensors[0].clone()
     with torch.no_grad():

@@ -7,15 +7,20 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional
 
-from crispseg.ops import BACKENDS, forced_backend, ncssd
+from crispseg.ops import ncssd
 from crispseg.ops.common.precision import widened
-from crispseg.ops.dispatch import FLOATS, operator
+from crispseg.ops.dispatch import FLOATS, HAS_TRITON, operator
 from crispseg.ops.nc_ssd.spec import Gates, Rule
 
-if "triton" in BACKENDS:
+if HAS_TRITON:
     from crispseg.ops.infer import gated_mixer_launch
 
 
+def _tensors(*arguments: Any) -> tuple[Tensor, ...]:
+    return *arguments[:6], *(x for x in arguments[6] if x is not None)
+
+
+@operator("gated_mixer", dtypes=FLOATS, gradients="none", of=_tensors)
 def gated_mixer(
     xbc: Tensor,
     dt: Tensor,
@@ -27,63 +32,35 @@ def gated_mixer(
     rule: Rule,
     norm_weight: Tensor,
     norm_bias: Tensor,
-    eps: float = 1e-5,
-    backend: str | None = None,
+    eps: float,
 ) -> Tensor:
     """LayerNorm(ncssd(V, B, C, softplus(dt + dt_bias) exp(a_log))) * z, in z's precision: (B, L, inner).
 
     xbc: V, B and C side by side (B, L, inner + 2N), convolved and activated. dt (B, L, H), z (B, L, inner). These may
-    be views into wider tensors; nothing is copied. dt_bias, a_log, d (H,); norm_weight, norm_bias (inner,).
-    `backend` as in `crispseg.ops.ncssd`. The Triton kernels give no gradients: they are taken only where none are
-    wanted, unless forced.
+    be views into wider tensors; the kernels copy nothing. dt_bias, a_log, d (H,); norm_weight, norm_bias (inner,).
     """
-    arguments = (xbc, dt, z, dt_bias, a_log, d, gates, rule, norm_weight, norm_bias, eps)
-    name = forced_backend(backend)
-    if name == "triton":
-        return gated_mixer_launch.gated_mixer(*arguments)
-    return _dispatched(*arguments) if name is None else formula(*arguments, name)
-
-
-def formula(
-    xbc: Tensor,
-    dt: Tensor,
-    z: Tensor,
-    dt_bias: Tensor,
-    a_log: Tensor,
-    d: Tensor,
-    gates: Gates,
-    rule: Rule,
-    norm_weight: Tensor,
-    norm_bias: Tensor,
-    eps: float,
-    backend: str | None = None,
-) -> Tensor:
-    """In plain torch, with gradients; NC-SSD itself on a backend of its own choice."""
     inner = z.shape[-1]
     state = (xbc.shape[-1] - inner) // 2
     v, b, c = xbc.split([inner, state, state], dim=-1)
     rho = functional.softplus(widened(dt) + widened(dt_bias)) * widened(a_log).exp()
-    y = ncssd(v.unflatten(-1, (dt.shape[-1], -1)), b, c, rho, d, gates, rule, backend)  # v (B, L, H, P)
+    y = ncssd(v.unflatten(-1, (dt.shape[-1], -1)), b, c, rho, d, gates, rule)  # v (B, L, H, P)
     y = functional.layer_norm(y.flatten(2), (inner,), norm_weight.to(y.dtype), norm_bias.to(y.dtype), eps)
     return y.to(z.dtype) * z
 
 
-def _tensors(*arguments: Any) -> tuple[Tensor, ...]:
-    return *arguments[:6], *(x for x in arguments[6] if x is not None)
-
-
-@operator("gated_mixer", dtypes=FLOATS, gradients="none", of=_tensors)
-def _dispatched(*arguments: Any) -> Tensor:
-    return formula(*arguments)
-
-
-@_dispatched.unless
+@gated_mixer.unless
 def _(*arguments: Any) -> str | None:
     xbc, dt, z, rule = (*arguments[:3], arguments[7])
     supported = gated_mixer_launch.supports(xbc, dt, z, rule)
     return None if supported else "sizes or a rule that it does not know"
 
 
-@_dispatched.kernel
+@gated_mixer.kernel
 def _(*arguments: Any) -> Tensor:
-    return gated_mixer_launch.gated_mixer(*arguments)
+    return gated_mixer_launch.gated_mixer(*flat(*arguments))
+
+
+def flat(*arguments: Any) -> tuple[Any, ...]:
+    """As a custom operator takes them: the gates one by one, and the rule as two flags."""
+    *first, gates, rule, norm_weight, norm_bias, eps = arguments
+    return *first, *gates, norm_weight, norm_bias, eps, *rule.flags

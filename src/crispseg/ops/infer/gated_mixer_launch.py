@@ -6,7 +6,6 @@ import torch
 import triton
 from torch import Tensor
 
-from crispseg.errors import UserError
 from crispseg.ops.common.custom import custom_op
 from crispseg.ops.common.hardware import multiprocessors
 from crispseg.ops.infer import gated_mixer_kernels
@@ -40,31 +39,8 @@ def supports(xbc: Tensor, dt: Tensor, z: Tensor, rule: Rule) -> bool:
     )
 
 
-def gated_mixer(
-    xbc: Tensor,
-    dt: Tensor,
-    z: Tensor,
-    dt_bias: Tensor,
-    a_log: Tensor,
-    d: Tensor,
-    gates: Gates,
-    rule: Rule,
-    norm_weight: Tensor,
-    norm_bias: Tensor,
-    eps: float,
-) -> Tensor:
-    """See `gated_mixer.gated_mixer`."""
-    if not supports(xbc, dt, z, rule):
-        raise UserError(
-            f"the triton backend cannot mix {xbc.dtype} tokens of shape {tuple(xbc.shape)} on {xbc.device} by {rule}: "
-            'use backend="torch"'
-        )
-    parameters = (dt_bias, a_log, d, *gates, norm_weight, norm_bias)
-    return _gated_mixer(xbc, dt, z, *parameters, eps, *rule.flags)
-
-
 @custom_op("gated_mixer", like=lambda xbc, dt, z, *rest: torch.empty_like(z, memory_format=torch.contiguous_format))
-def _gated_mixer(
+def gated_mixer(
     xbc: Tensor,
     dt: Tensor,
     z: Tensor,
@@ -81,6 +57,7 @@ def _gated_mixer(
     normalized: bool,
     skip_before: bool,
 ) -> Tensor:
+    """See `gated_mixer.gated_mixer`."""
     batch, tokens, inner = z.shape
     state = (xbc.shape[-1] - inner) // 2
     v, b, c = xbc.split([inner, state, state], dim=-1)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from crispseg.ops.common.custom import custom_op, differentiable
 from crispseg.ops.dispatch import FLOATS, HAS_TRITON, operator
-from crispseg.ops.infer.gated_mixer import formula
+from crispseg.ops.infer.gated_mixer import flat, gated_mixer
 from crispseg.ops.maps.depthwise import depthwise3x3
 from crispseg.ops.nc_ssd.spec import Gates, Rule
 
@@ -55,24 +55,19 @@ def convolve_mix_gate(
     z, xbc, dt, _ = projected.split([inner, mixed, heads, projected.shape[-1] - inner - mixed - heads], dim=-1)
     xbc = depthwise3x3(xbc, conv_weight, conv_bias, activation="silu")
     xbc, dt, gate = (x.flatten(1, 2) for x in (xbc, dt, z))
-    return formula(xbc, dt, gate, dt_bias, a_log, d, gates, rule, norm_weight, norm_bias, eps).view(z.shape)
+    y = gated_mixer.formula(xbc, dt, gate, dt_bias, a_log, d, gates, rule, norm_weight, norm_bias, eps)
+    return y.view(z.shape)
 
 
 @convolve_mix_gate.unless
 def _(*arguments: Any) -> str | None:
-    supported = kernels.supports(_given(*_flat(*arguments)), arguments[7])
+    supported = kernels.supports(_given(*flat(*arguments)), arguments[7])
     return None if supported else "sizes, types or a rule that it does not know"
 
 
 @convolve_mix_gate.kernel
 def _(*arguments: Any) -> Tensor:
-    return _forward(*_flat(*arguments))[0]
-
-
-def _flat(*arguments: Any) -> tuple[Any, ...]:
-    """As the custom operator takes them: the gates one by one, and the rule as two words."""
-    *first, gates, rule, norm_weight, norm_bias, eps = arguments
-    return *first, *gates, norm_weight, norm_bias, eps, *rule.flags
+    return _forward(*flat(*arguments))[0]
 
 
 def _given(*inputs: Any) -> Given:

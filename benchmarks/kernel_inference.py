@@ -9,7 +9,7 @@ import torch
 from kernel_network import Entry, Network, Place, Work  # beside this file
 from torch import Tensor, nn
 
-from crispseg.ops.infer.block import MLP, Start, conv_norm_mlp, conv_norm_project
+from crispseg.ops.infer.block import MLP, conv_norm_mlp, conv_norm_project
 from crispseg.ops.infer.gated_mixer import gated_mixer
 from crispseg.ops.infer.matching import best_cosines
 from crispseg.ops.infer.pixel_attention import pixels_attend_tokens
@@ -47,7 +47,7 @@ def to_projection(net: Network, place: Place) -> Work:
     """A block's first half up to its mixer."""
 
     def call(m: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-        return conv_norm_project(x, Start(m.conv1, m.bias1, m.norm1, m.shift1, m.eps1), m.mixer.project)
+        return conv_norm_project(x, m.start1.packed(), m.mixer.project)
 
     return Work(call, net.fused_block(place.stage), (net.map(place),))
 
@@ -55,7 +55,7 @@ def to_projection(net: Network, place: Place) -> Work:
 def second_half(net: Network, place: Place) -> Work:
     def call(m: Any, x: Tensor) -> Tensor:
         mlp = MLP(m.fc1[:, : m.hidden], m.fc1_bias[: m.hidden], m.fc2[: m.hidden], m.fc2_bias)
-        return conv_norm_mlp(x, Start(m.conv2, m.bias2, m.norm2, m.shift2, m.eps2), mlp)
+        return conv_norm_mlp(x, m.start2.packed(), mlp)
 
     return Work(call, net.fused_block(place.stage), (net.map(place),))
 

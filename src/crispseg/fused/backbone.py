@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from crispseg.fused.layers import FusedNorm, Packed, Product, Ready, aligned, channels_last, linear_gelu, padded
+from crispseg.fused.layers import FusedNorm, Kept, Packed, Product, Ready, aligned, channels_last, linear_gelu, padded
 from crispseg.fused.onednn_mixer import OneDNNMixer
 from crispseg.fused.stages import StageMaps
 from crispseg.ops.common.precision import sum_dtype
@@ -133,14 +133,6 @@ class FusedAttention(nn.Module):
 
 
 class FusedBlock(Packed, Ready):
-    conv1: Tensor
-    bias1: Tensor
-    conv2: Tensor
-    bias2: Tensor
-    norm1: Tensor
-    shift1: Tensor
-    norm2: Tensor
-    shift2: Tensor
     fc1: Tensor  # (C, hidden and the constant, padded)
     fc1_bias: Tensor
     fc2: Tensor  # (hidden and the constant, padded, C)
@@ -149,7 +141,8 @@ class FusedBlock(Packed, Ready):
     def __init__(self, block: Block, dtype: torch.dtype) -> None:
         super().__init__()
         self.mixer = block.attn.in_fused_block(dtype)
-        self.eps1, self.eps2 = block.norm1.eps, block.norm2.eps
+        self.start1 = Kept(_start(block.cpe1, block.norm1), dtype)
+        self.start2 = Kept(_start(block.cpe2, block.norm2), dtype)
         fc1, fc2 = block.mlp.fc1, block.mlp.fc2
         self.hidden = hidden = fc1.weight.shape[0]
         wider = aligned(hidden + 1)
@@ -157,14 +150,6 @@ class FusedBlock(Packed, Ready):
         second = torch.cat([fc2.weight, fc2.bias[:, None] / _CONSTANT], dim=1)  # (C, hidden + 1)
         self.keep(
             dtype,
-            conv1=packed(block.cpe1.weight),
-            bias1=block.cpe1.bias,
-            conv2=packed(block.cpe2.weight),
-            bias2=block.cpe2.bias,
-            norm1=block.norm1.weight,
-            shift1=block.norm1.bias,
-            norm2=block.norm2.weight,
-            shift2=block.norm2.bias,
             fc1=padded(fc1.weight, wider).t(),
             fc1_bias=padded(torch.cat([fc1.bias, constant]), wider),
             fc2=functional.pad(second, (0, wider - hidden - 1)).t(),
@@ -176,15 +161,14 @@ class FusedBlock(Packed, Ready):
         constant."""
         hidden = self.hidden
         return (
-            _with_residual(self.conv1, self.bias1),
-            _with_residual(self.conv2, self.bias2),
+            _with_residual(self.start1.packed()),
+            _with_residual(self.start2.packed()),
             onednn.Linear.of(self.fc1[:, :hidden].t(), self.fc1_bias[:hidden], "gelu"),
             onednn.Linear.of(self.fc2[:hidden].t(), self.fc2_bias),
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        start1 = Start(self.conv1, self.bias1, self.norm1, self.shift1, self.eps1)
-        start2 = Start(self.conv2, self.bias2, self.norm2, self.shift2, self.eps2)
+        start1, start2 = self.start1.packed(), self.start2.packed()
         if onednn.applies(x):
             return self._by_onednn(x, start1, start2)
         return self._mlp(self.mixer(x, start1), start2)
@@ -209,10 +193,14 @@ class FusedBlock(Packed, Ready):
         return x
 
 
-def _with_residual(weight: Tensor, bias: Tensor) -> onednn.Convolution:
+def _start(conv: Any, norm: nn.LayerNorm) -> Start:
+    return Start(packed(conv.weight), conv.bias, norm.weight, norm.bias, norm.eps)
+
+
+def _with_residual(start: Start) -> onednn.Convolution:
     """x + conv(x) + bias as one depthwise convolution."""
-    itself = functional.pad(torch.ones_like(weight[..., :1, :1]), (1, 1, 1, 1))
-    return onednn.Convolution.of(weight + itself, bias, (1, 1), groups=weight.shape[0])
+    itself = functional.pad(torch.ones_like(start.weight[..., :1, :1]), (1, 1, 1, 1))
+    return onednn.Convolution.of(start.weight + itself, start.bias, (1, 1), groups=start.weight.shape[0])
 
 
 class FusedStem(Packed, Ready):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from crispseg.fused.layers import FusedNorm, Packed, Product
+from crispseg.fused.layers import FusedNorm, Kept, Packed, Product
 from crispseg.fused.side_stream import SideStream
 from crispseg.fused.stages import StageMaps
 from crispseg.ops.cpu import attention_in_parts, onednn
@@ -25,6 +25,7 @@ from crispseg.ops.infer.matching import best_cosines, max_and_mean, mix_candidat
 from crispseg.ops.infer.pixel_attention import pixels_attend_tokens, read_pixels
 from crispseg.ops.infer.token_attention import (
     Join,
+    Norm,
     OwnAttention,
     Perceptron,
     Vectors,
@@ -84,45 +85,23 @@ def _keys_and_values(attention: Attention, order: Tensor) -> list[Tensor]:
     return [torch.cat(pair) for pair in zip(keys, [v, v_bias, out, torch.zeros_like(v_bias)], strict=True)]
 
 
+def _vectors(*sets: list[Tensor]) -> Vectors:
+    """Several sets of vectors of the same tokens."""
+    return Vectors(*(torch.cat(tensors).contiguous() for tensors in zip(*sets, strict=True)))
+
+
+def _join(out: nn.Linear, norm: nn.LayerNorm, offset: Tensor | None = None) -> Join:
+    """The output projection of an attention, residual and LayerNorm; `offset` is added to what is projected."""
+    bias = out.bias if offset is None else out.bias + out.weight @ offset
+    return Join(out.weight.t().contiguous(), bias, Norm(norm.weight, norm.bias, norm.eps))
+
+
 def _fold_centre(norm: nn.LayerNorm, centre: nn.BatchNorm2d) -> None:
     """Centring follows the last norm of the pixels: one affine map after another."""
     assert centre.running_mean is not None and centre.running_var is not None
     scale = (centre.running_var + centre.eps).rsqrt()
     norm.weight = nn.Parameter(norm.weight * scale)
     norm.bias = nn.Parameter((norm.bias - centre.running_mean) * scale)
-
-
-class FusedVectors(Packed):
-    """Several sets of vectors of the same tokens."""
-
-    first: Tensor
-    bias: Tensor
-    second: Tensor
-    score: Tensor
-
-    def __init__(self, sets: Sequence[list[Tensor]], dtype: torch.dtype) -> None:
-        super().__init__()
-        first, bias, second, score = (torch.cat(tensors).contiguous() for tensors in zip(*sets, strict=True))
-        self.keep(dtype, first=first, bias=bias, second=second, score=score)
-
-    def packed(self) -> Vectors:
-        return Vectors(self.first, self.bias, self.second, self.score)
-
-
-class FusedJoin(Packed):
-    """The output projection of an attention, residual and LayerNorm; `offset` is added to what is projected."""
-
-    weight: Tensor
-    bias: Tensor
-
-    def __init__(self, out: nn.Linear, norm: nn.LayerNorm, dtype: torch.dtype, offset: Tensor | None = None) -> None:
-        super().__init__()
-        bias = out.bias if offset is None else out.bias + out.weight @ offset
-        self.keep(dtype, weight=out.weight.t().contiguous(), bias=bias)
-        self.norm = FusedNorm(norm, dtype)
-
-    def packed(self) -> Join:
-        return Join(self.weight, self.bias, self.norm.packed())
 
 
 class FusedRead(Packed):
@@ -134,32 +113,22 @@ class FusedRead(Packed):
         super().__init__()
         values, bias = _per_head(attention.v, attention.heads)
         self.keep(dtype, projection=values[:, :, order].contiguous())
-        self.joining = FusedJoin(attention.out, norm, dtype, bias.flatten())
+        self.join = Kept(_join(attention.out, norm, bias.flatten()), dtype)
 
     def forward(self, queries: Tensor, pixels: Tensor) -> Tensor:
         return read_pixels(queries, pixels, self.projection)
 
-    def join(self) -> Join:
-        return self.joining.packed()
 
-
-class FusedOwn(Packed):
+class FusedOwn(nn.Module):
     """Tokens attend each other, and then have queries for the pixels."""
-
-    weight: Tensor
-    bias: Tensor
 
     def __init__(self, layer: TwoWayLayer, order: Tensor, dtype: torch.dtype) -> None:
         super().__init__()
         own = layer.self_attention
-        linears = (own.q, own.k, own.v)
-        self.heads = own.heads
-        self.keep(dtype, weight=torch.cat([x.weight for x in linears]), bias=torch.cat([x.bias for x in linears]))
-        self.join = FusedJoin(own.out, layer.norm1, dtype)
-        self.queries = FusedVectors([_queries(layer.tokens_to_pixels, order)], dtype)
-
-    def packed(self) -> OwnAttention:
-        return OwnAttention(self.weight, self.bias, self.heads)
+        weight, bias = (torch.cat(tensors) for tensors in zip(*map(_weights, (own.q, own.k, own.v)), strict=True))
+        self.attention = Kept(OwnAttention(weight, bias, own.heads), dtype)
+        self.join = Kept(_join(own.out, layer.norm1), dtype)
+        self.queries = Kept(_vectors(_queries(layer.tokens_to_pixels, order)), dtype)
 
     def forward(self, tokens: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens, and what they got from each other -> tokens, queries (B, T, heads, dim)."""
@@ -171,10 +140,6 @@ class FusedLayer(Packed):
     tokens first attend each other (`following`), or the final attention (whose queries are among `vectors`)."""
 
     out_bias: Tensor
-    first: Tensor
-    first_bias: Tensor
-    second: Tensor
-    second_bias: Tensor
 
     def __init__(
         self,
@@ -189,41 +154,26 @@ class FusedLayer(Packed):
         self.heads = written.heads
         self.read = FusedRead(layer.tokens_to_pixels, layer.norm2, order, dtype)
         (first, first_bias), (second, second_bias) = map(_weights, (layer.mlp[0], layer.mlp[2]))
-        self.keep(
-            dtype,
-            first=first,
-            first_bias=first_bias,
-            second=second.t().contiguous(),
-            second_bias=second_bias,
-            out_bias=written.out.bias[order],
-        )
+        self.perceptron = Kept(Perceptron(first, first_bias, second.t().contiguous(), second_bias), dtype)
         self.norm3 = FusedNorm(layer.norm3, dtype)
-        self.vectors = FusedVectors([_keys_and_values(written, order), *final], dtype)
+        self.vectors = Kept(_vectors(_keys_and_values(written, order), *final), dtype)
+        self.keep(dtype, out_bias=written.out.bias[order])
         self.norm4 = FusedNorm(layer.norm4, dtype, order)
         self.following = following
 
     def forward(self, tokens: Tensor, queries: Tensor, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        tokens, writing, queries, attended = self._settled(tokens, self.read(queries, pixels))
-        pixels = pixels_attend_tokens(pixels, *writing[:-1], *writing.norm)
-        if self.following is not None:
-            tokens, queries = self.following(tokens, attended)
-        return tokens, queries, pixels
+        tokens, queries, writing = self.tokens_only(tokens, self.read(queries, pixels))
+        return tokens, queries, pixels_attend_tokens(pixels, *writing[:-1], *writing.norm)
 
     def tokens_only(self, tokens: Tensor, read: Tensor) -> tuple[Tensor, Tensor, Writing]:
         """Tokens and what they read -> tokens, the next reader's queries, and what the pixels get."""
-        tokens, writing, queries, attended = self._settled(tokens, read)
-        if self.following is not None:
-            tokens, queries = self.following(tokens, attended)
-        return tokens, queries, writing
-
-    def _settled(self, tokens: Tensor, read: Tensor) -> tuple[Tensor, Writing, Tensor, Tensor]:
-        perceptron = Perceptron(self.first, self.first_bias, self.second, self.second_bias)
-        parts = join_perceptron(tokens, read, self.read.join(), perceptron)
-        own = self.following.packed() if self.following is not None else None
+        parts = join_perceptron(tokens, read, self.read.join.packed(), self.perceptron.packed())
+        own = self.following.attention.packed() if self.following is not None else None
         tokens, vectors, added, attended = settle(parts, self.norm3.packed(), self.vectors.packed(), own)
         keys, values, queries = vectors.tensor_split((self.heads, 2 * self.heads), dim=2)
-        writing = Writing(keys, added[..., : self.heads], values, self.out_bias, self.norm4.packed())
-        return tokens, writing, queries, attended
+        if self.following is not None:
+            tokens, queries = self.following(tokens, attended)
+        return tokens, queries, Writing(keys, added[..., : self.heads], values, self.out_bias, self.norm4.packed())
 
 
 class Scores(NamedTuple):
@@ -261,7 +211,7 @@ class FusedHead(nn.Module):
         deepest = stages.normed(-1)
         tokens = self.aside(self._first_tokens, deepest)
         x = self.neck(stages, deepest)
-        scores = self._scores(x.flatten(1, 2), *tokens.get())
+        scores = self._scores(x.flatten(1, 2), *tokens())
         height, width = x.shape[1:3]
         squares = scores.unflatten(-1, (height, width, self.side, self.side)).transpose(-3, -2)
         return Scores(squares.reshape(*scores.shape[:2], height * self.side, width * self.side))
@@ -269,7 +219,7 @@ class FusedHead(nn.Module):
     def _first_tokens(self, feature: Tensor) -> tuple[Tensor, Tensor]:
         """The class tokens, which have attended each other, and the queries with which they read the pixels."""
         tokens = self.tokens(feature)
-        return self.first(tokens, self.first.packed()(tokens))
+        return self.first(tokens, self.first.attention.packed()(tokens))
 
     def _scores(self, pixels: Tensor, tokens: Tensor, queries: Tensor) -> Tensor:
         """(B, classes, h w quarters)."""
@@ -277,7 +227,7 @@ class FusedHead(nn.Module):
             return self._by_parts(pixels, tokens, queries)
         for layer in self.layers:
             tokens, queries, pixels = layer(tokens, queries, pixels)
-        prototypes = self.hyper(self.final.join()(tokens, self.final(queries, pixels)))
+        prototypes = self.hyper(self.final.join.packed()(tokens, self.final(queries, pixels)))
         descriptors = pixels.view(pixels.shape[0], -1, prototypes.shape[-1])  # (B, L x quarters, d_h)
         return best_cosines(descriptors, prototypes, self.scale)
 
@@ -289,4 +239,4 @@ class FusedHead(nn.Module):
         for layer, reader in zip(layers, [*(layer.read for layer in layers[1:]), self.final], strict=True):
             tokens, queries, writing = layer.tokens_only(tokens, read)
             images, read = attention_in_parts.write_and_read(images, writing, queries, reader.projection)
-        return attention_in_parts.best_cosines(images, self.hyper(self.final.join()(tokens, read)), self.scale)
+        return attention_in_parts.best_cosines(images, self.hyper(self.final.join.packed()(tokens, read)), self.scale)

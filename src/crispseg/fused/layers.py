@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,8 @@ from torch.nn import functional
 from crispseg.ops.cpu import onednn
 from crispseg.ops.infer.token_attention import Norm
 from crispseg.ops.maps.normalize import layer_norm
+
+T = TypeVar("T", bound=tuple[Any, ...])
 
 ALIGNMENT = 8  # widths of matrix products are multiples of it: others take a slow path in half precision
 
@@ -47,20 +49,33 @@ class Packed(nn.Module):
             self.register_buffer(name, None if tensor is None else tensor.detach().to(dtype), persistent=False)
 
 
-class FusedNorm(Packed):
+class Kept(Packed, Generic[T]):
+    """A NamedTuple as a module, so that its tensors move with the others'; `packed` gives the tuple."""
+
+    kind: Any
+
+    def __init__(self, values: T, dtype: torch.dtype) -> None:
+        super().__init__()
+        given: Any = values
+        self.kind = type(given)
+        for name, value in given._asdict().items():
+            if isinstance(value, Tensor):
+                self.keep(dtype, **{name: value})
+            else:
+                setattr(self, name, Kept(value, dtype) if isinstance(value, tuple) else value)
+
+    def packed(self) -> T:
+        values = (getattr(self, name) for name in self.kind._fields)
+        made: T = self.kind(*(value.packed() if isinstance(value, Kept) else value for value in values))
+        return made
+
+
+class FusedNorm(Kept[Norm]):
     """A LayerNorm; `order` renumbers its channels."""
 
-    weight: Tensor
-    bias: Tensor
-
     def __init__(self, norm: nn.LayerNorm, dtype: torch.dtype, order: Tensor | None = None) -> None:
-        super().__init__()
         every = slice(None) if order is None else order
-        self.eps = norm.eps
-        self.keep(dtype, weight=norm.weight[every], bias=norm.bias[every])
-
-    def packed(self) -> Norm:
-        return Norm(self.weight, self.bias, self.eps)
+        super().__init__(Norm(norm.weight[every], norm.bias[every], norm.eps), dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         return layer_norm(x, *self.packed())

@@ -8,8 +8,6 @@ no kernel, are loaded before the kernel before is done (see `common/dependent_la
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
@@ -19,16 +17,8 @@ from crispseg.ops.common.dependent_launch import after_the_kernel_before, launch
 from crispseg.ops.infer.pixel_attention_kernels import LOG2_E, inside, normalised
 from crispseg.ops.infer.token_attention import Join, Norm, OwnAttention, Perceptron, Vectors
 
-
-class Pieces(NamedTuple):
-    """Units of the perceptron that a program takes, and its means."""
-
-    hidden: int = 128
-    warps: int = 4
-    stages: int = 3
-
-
-PIECES = Pieces()
+_HIDDEN = 128  # units of the perceptron that a program takes
+_WARPS, _STAGES = 4, 3
 _ROWS = 16  # tokens, which are the rows of a product: no fewer would be faster
 
 
@@ -214,12 +204,12 @@ def _padded(width: int) -> int:
 def join_perceptron(tokens: Tensor, read: Tensor, join: Join, perceptron: Perceptron) -> Tensor:
     batch, count, width = tokens.shape
     units = perceptron.first.shape[0]
-    parts = triton.cdiv(units, PIECES.hidden)
+    parts = triton.cdiv(units, _HIDDEN)
     out = torch.empty(parts, batch, count, width, dtype=torch.float32, device=tokens.device)
     _perceptron_kernel[(parts, triton.cdiv(batch * count, _ROWS))](
         *_join_arguments(tokens, read, join), *perceptron, out, batch * count, _ROWS,
-        INNER=read.shape[-1], UNITS=units, ROWS=_ROWS, WIDTH=width, PADDED=_padded(width), HIDDEN=PIECES.hidden,
-        num_warps=PIECES.warps, num_stages=PIECES.stages, **launch_options(tokens.device),
+        INNER=read.shape[-1], UNITS=units, ROWS=_ROWS, WIDTH=width, PADDED=_padded(width), HIDDEN=_HIDDEN,
+        num_warps=_WARPS, num_stages=_STAGES, **launch_options(tokens.device),
     )  # fmt: skip
     return out
 
@@ -237,7 +227,7 @@ def settle(parts: Tensor, norm: Norm, vectors: Vectors, own: OwnAttention | None
         parts, *norm, *vectors, weight, bias, out, made, scores, attended, batch * count, used, count,
         PARTS=pieces, GROUPS=groups, INNER=inner, INNER_PADDED=_padded(inner),
         HEAD=head, HEAD_PADDED=_padded(head), ROWS=rows, WIDTH=width, PADDED=_padded(width),
-        num_warps=PIECES.warps, **launch_options(parts.device),
+        num_warps=_WARPS, **launch_options(parts.device),
     )  # fmt: skip
     return out, made, scores, attended
 
@@ -251,6 +241,6 @@ def join_vectors(tokens: Tensor, read: Tensor, join: Join, vectors: Vectors) -> 
         *_join_arguments(tokens, read, join), *vectors, out, made, scores, batch * count, _ROWS,
         JOINED=read.shape[-1], GROUPS=groups, INNER=inner, INNER_PADDED=_padded(inner),
         ROWS=_ROWS, WIDTH=width, PADDED=_padded(width),
-        num_warps=PIECES.warps, num_stages=PIECES.stages, **launch_options(tokens.device),
+        num_warps=_WARPS, num_stages=_STAGES, **launch_options(tokens.device),
     )  # fmt: skip
     return out, made

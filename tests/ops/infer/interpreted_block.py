@@ -21,7 +21,7 @@ SIZES = [(1, 1), (9, 17), (3, 40)]
 @pytest.mark.parametrize("scale", [1.0, 1e3])
 def test_projection(size, dtype, scale):
     x, start = make_map((*size, 32), dtype, scale=scale), make_start(32, dtype)
-    check_project(launch.project, x, start, make_product(32, 72, dtype), BOUNDS[dtype])
+    check_project(launch.conv_norm_project, x, start, make_product(32, 72, dtype), BOUNDS[dtype])
 
 
 @pytest.mark.parametrize("out", [192, 200])
@@ -29,7 +29,7 @@ def test_projection_a_chunk_at_a_time(out):
     """With 200 columns the last chunk is not full, with 192 every one is."""
     x, start, tiles = make_map((5, 6, 32)), make_start(32, torch.float32), launch.BlockTiles(4, 4, 32, 4)
     matrix = make_product(32, out, torch.float32)
-    check_project(lambda *args: launch.project(*args, tiles), x, start, matrix, BOUNDS[torch.float32])
+    check_project(lambda *args: launch.conv_norm_project(*args, tiles), x, start, matrix, BOUNDS[torch.float32])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -37,14 +37,14 @@ def test_projection_a_chunk_at_a_time(out):
 @pytest.mark.parametrize("scale", [1.0, 1e3])
 def test_mlp(size, dtype, scale):
     x, start = make_map((*size, 32), dtype, scale=scale), make_start(32, dtype)
-    check_mlp(launch.mlp, x, start, make_mlp(32, 128, dtype), BOUNDS[dtype])
+    check_mlp(launch.conv_norm_mlp, x, start, make_mlp(32, 128, dtype), BOUNDS[dtype])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_thread_may_load_its_weights(dtype):
     tiles = launch.BlockTiles(2, 8, 16, 2)
     x, start = make_map((5, 9, 32), dtype), make_start(32, dtype)
-    check_mlp(lambda *args: launch.mlp(*args, tiles), x, start, make_mlp(32, 64, dtype), BOUNDS[dtype])
+    check_mlp(lambda *args: launch.conv_norm_mlp(*args, tiles), x, start, make_mlp(32, 64, dtype), BOUNDS[dtype])
 
 
 @pytest.mark.parametrize("whole", [True, False])

@@ -54,7 +54,7 @@ def _the_map(x: Tensor, *rest: Any) -> tuple[Tensor]:
     return (x,)
 
 
-@operator("conv_norm_project", gradients="none", room=DATA_CENTRE, of=_the_map)
+@operator("conv_norm_project", kernels="infer.block_launch", gradients="none", room=DATA_CENTRE, of=_the_map)
 def conv_norm_project(x: Tensor, start: Start, matrix: Tensor) -> tuple[Tensor, Tensor]:
     """y, and LayerNorm(y) @ matrix: (B, H, W, C) and (B, H, W, out).
 
@@ -69,14 +69,7 @@ def _(x: Tensor, *rest: Any) -> str | None:
     return None if x.shape[-1] in _FEW and _many(x) else _SLOWER
 
 
-@conv_norm_project.kernel
-def _(x: Tensor, start: Start, matrix: Tensor) -> tuple[Tensor, Tensor]:
-    from crispseg.ops.infer import block_launch
-
-    return block_launch.project(x, start, matrix)
-
-
-@operator("conv_norm_mlp", gradients="none", room=DATA_CENTRE, of=_the_map)
+@operator("conv_norm_mlp", kernels="infer.block_launch", gradients="none", room=DATA_CENTRE, of=_the_map)
 def conv_norm_mlp(x: Tensor, start: Start, mlp: MLP) -> Tensor:
     """y + gelu(LayerNorm(y) @ fc1 + fc1_bias) @ fc2 + fc2_bias."""
     y, normed = start(x)
@@ -87,13 +80,6 @@ def conv_norm_mlp(x: Tensor, start: Start, mlp: MLP) -> Tensor:
 def _(x: Tensor, start: Start, mlp: MLP) -> str | None:
     fits = x.shape[-1] in _FEW or (x.shape[-1] in _MLP_OF_MANY_PIXELS and _many(x))
     return None if fits and mlp.fc1.shape[1] % _UNITS == 0 else _SLOWER
-
-
-@conv_norm_mlp.kernel
-def _(x: Tensor, start: Start, mlp: MLP) -> Tensor:
-    from crispseg.ops.infer import block_launch
-
-    return block_launch.mlp(x, start, mlp)
 
 
 def _many(x: Tensor) -> bool:

@@ -33,8 +33,9 @@ _PROJECT = {32: BlockTiles(8, 16, 64, 8), 64: BlockTiles(8, 16, 64, 8, 3, 128)}
 _MLP = {32: BlockTiles(8, 16, 64, 8), 64: BlockTiles(8, 8, 64, 4, 2, 128), 128: BlockTiles(8, 16, 64, 8)}
 
 
-def project(x: Tensor, start: Start, matrix: Tensor, tiles: BlockTiles | None = None) -> tuple[Tensor, Tensor]:
-    """See `block.conv_norm_project`."""
+def conv_norm_project(
+    x: Tensor, start: Start, matrix: Tensor, tiles: BlockTiles | None = None
+) -> tuple[Tensor, Tensor]:
     x, out = x.contiguous(), matrix.shape[1]
     tiles = tiles or _PROJECT[x.shape[3]]
     pitch = triton.cdiv(out, _LINE) * _LINE
@@ -47,8 +48,7 @@ def project(x: Tensor, start: Start, matrix: Tensor, tiles: BlockTiles | None = 
     return y, wide[..., :out]
 
 
-def mlp(x: Tensor, start: Start, weights: MLP, tiles: BlockTiles | None = None) -> Tensor:
-    """See `block.conv_norm_mlp`."""
+def conv_norm_mlp(x: Tensor, start: Start, weights: MLP, tiles: BlockTiles | None = None) -> Tensor:
     x, out = x.contiguous(), torch.empty_like(x, memory_format=torch.contiguous_format)
     tiles = tiles or _MLP[x.shape[3]]
     fc2 = weights.fc2 if weights.fc2.stride(0) == 1 else weights.fc2.t().contiguous().t()

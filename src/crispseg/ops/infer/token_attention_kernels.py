@@ -30,6 +30,12 @@ def _rows_of(x, rows, real, columns, WIDTH: tl.constexpr, PADDED: tl.constexpr):
 
 
 @triton.jit
+def _store_rows(x, values, rows, real, columns, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+    here = real[:, None] & inside(columns, WIDTH, WIDTH == PADDED)[None, :]
+    tl.store(x + rows[:, None] * WIDTH + columns[None, :], values, mask=here)
+
+
+@triton.jit
 def _line(x, columns, WIDTH: tl.constexpr, PADDED: tl.constexpr):
     return tl.load(x + columns, mask=inside(columns, WIDTH, WIDTH == PADDED), other=0.0).to(tl.float32)[None, :]
 
@@ -80,9 +86,7 @@ def _perceptron_kernel(
     leading = tl.where(tl.program_id(0) == 0, 1.0, 0.0)
     total = (t + _line(second_bias, columns, WIDTH, PADDED)) * leading
     total = tl.dot(hidden.to(w2.dtype), w2, total, input_precision="ieee")
-    here = real[:, None] & inside(columns, WIDTH, WIDTH == PADDED)[None, :]
-    place = (tl.program_id(0) * count + rows)[:, None] * WIDTH + columns[None, :]
-    tl.store(out + place, total, mask=here)
+    _store_rows(out, total, tl.program_id(0) * count + rows, real, columns, WIDTH, PADDED)
 
 
 @triton.jit
@@ -95,8 +99,7 @@ def _group(
     y = tl.dot(t.to(w1.dtype), tl.trans(w1), input_precision="ieee")
     y += _line(bias + group * INNER, inner, INNER, INNER_PADDED)
     vectors = tl.dot(y.to(w2.dtype), w2, input_precision="ieee")
-    here = real[:, None] & inside(columns, WIDTH, WIDTH == PADDED)[None, :]
-    tl.store(out + (rows * GROUPS + group)[:, None] * WIDTH + columns[None, :], vectors, mask=here)
+    _store_rows(out, vectors, rows * GROUPS + group, real, columns, WIDTH, PADDED)
     more = tl.sum(y * _line(score + group * INNER, inner, INNER, INNER_PADDED), 1)
     tl.store(scores + rows * GROUPS + group, more, mask=real)
 
@@ -151,9 +154,8 @@ def _settle_kernel(
             some = real & (start + i < PARTS)
             t += _rows_of(parts, (start + i) * count + rows, some, columns, WIDTH, PADDED).to(tl.float32)
     t = normalised(t, columns, gain, shift, eps, WIDTH, PADDED)
-    here = real[:, None] & inside(columns, WIDTH, WIDTH == PADDED)[None, :]
     if job == 0:
-        tl.store(out + rows[:, None] * WIDTH + columns[None, :], t, mask=here)
+        _store_rows(out, t, rows, real, columns, WIDTH, PADDED)
     if job < GROUPS:
         _group(
             t, w1, w2, bias, score, vectors, scores, job, rows, real, GROUPS, INNER, INNER_PADDED, WIDTH, PADDED
@@ -179,9 +181,8 @@ def _vectors_kernel(
     w2 = _rows_of(second + group * INNER * WIDTH, inner, exists, columns, WIDTH, PADDED)
     after_the_kernel_before(EARLY)
     t = _joined(tokens, read, join_weight, join_bias, gain, shift, eps, rows, real, JOINED, WIDTH, PADDED)
-    here = real[:, None] & inside(columns, WIDTH, WIDTH == PADDED)[None, :]
     if group == 0:
-        tl.store(out + rows[:, None] * WIDTH + columns[None, :], t, mask=here)
+        _store_rows(out, t, rows, real, columns, WIDTH, PADDED)
     _group(
         t, w1, w2, bias, score, vectors, scores, group, rows, real, GROUPS, INNER, INNER_PADDED, WIDTH, PADDED
     )  # fmt: skip

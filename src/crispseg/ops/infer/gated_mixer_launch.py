@@ -10,7 +10,6 @@ from crispseg.ops.common.custom import custom_op
 from crispseg.ops.common.hardware import multiprocessors
 from crispseg.ops.infer import gated_mixer_kernels
 from crispseg.ops.nc_ssd.launch import (
-    FORCED,
     LARGEST_HEAD,
     TILINGS,
     Sizes,
@@ -82,8 +81,6 @@ def gated_mixer(
 def _choose(sizes: Sizes, product: str, device: torch.device) -> Tiling:
     """As many tokens as the registers hold, but no multiprocessor idle; warps by the size of the block. Two float32
     blocks of the state would not fit the shared memory, so there is one stage only; in bfloat16 all of it does."""
-    if "read_out_gated" in FORCED:
-        return FORCED["read_out_gated"]
     tiling, width = TILINGS["read_out_gated"], padded(sizes.inner)
     block = tiling.tokens
     enough = 0.9 * multiprocessors(device)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from crispseg.ops.maps.resizing_kernels import between
 
-SHRINK = (2048, 4)  # values of a program, and its warps
+_VALUES, _WARPS = 2048, 4  # of a program
 
 
 @triton.jit
@@ -61,16 +61,16 @@ def _taps(coarse: int, fine: int) -> int:
     return max(1, math.ceil(2 * fine / coarse))
 
 
-def shrink(g: Tensor, size: tuple[int, int], tiles: tuple[int, int] = SHRINK) -> Tensor:
+def shrink(g: Tensor, size: tuple[int, int]) -> Tensor:
     """From the gradient (B, H, W, C) of a resized map, that of the map (B, *size, C)."""
     g = g.contiguous()
     batch, height, width, channels = g.shape
-    (low_h, low_w), (values, warps) = size, tiles
+    low_h, low_w = size
     out = g.new_empty(batch, low_h, low_w, channels)
     block = min(256, triton.next_power_of_2(channels))
-    pixels, count = max(1, values // block), batch * low_h * low_w
+    pixels, count = max(1, _VALUES // block), batch * low_h * low_w
     _shrink_kernel[(triton.cdiv(count, pixels), triton.cdiv(channels, block))](
         g, out, count, height, width, low_h, low_w, channels, low_h / height, low_w / width,
-        ROWS=_taps(low_h, height), ACROSS=_taps(low_w, width), PIXELS=pixels, CHANNELS=block, num_warps=warps,
+        ROWS=_taps(low_h, height), ACROSS=_taps(low_w, width), PIXELS=pixels, CHANNELS=block, num_warps=_WARPS,
     )  # fmt: skip
     return out

@@ -30,10 +30,19 @@ import triton
 from torch import Tensor
 
 from crispseg.ops.common.dependent_launch import launch_options
-from crispseg.ops.common.hardware import multiprocessors
 from crispseg.ops.nc_ssd import gradient_sums as sums
 from crispseg.ops.nc_ssd import gradient_sweeps as kernels
-from crispseg.ops.nc_ssd.launch import DTYPES, FORCED, Sizes, Tiling, launch, padded, product_of, split, state_dtype
+from crispseg.ops.nc_ssd.launch import (
+    DTYPES,
+    Sizes,
+    Tiling,
+    launch,
+    padded,
+    product_of,
+    split,
+    state_dtype,
+    without_idling,
+)
 from crispseg.ops.nc_ssd.spec import Gates, normaliser_floor
 
 # By kernel, in bfloat16; the largest tokens that leave no multiprocessor idle are taken, at most these.
@@ -130,17 +139,12 @@ def _results(given: Problem, out: Tensor | None) -> tuple[Tensor, ...]:
 
 def _tiling(name: str, rows: int, given: Problem) -> Tiling:
     """For a kernel whose programs take a block of tokens in each of `rows` (images, columns)."""
-    if name in FORCED:
-        return FORCED[name]
     tiling, large = TILINGS[name], _is_large(given.sizes)
     if large:
         tiling = tiling._replace(warps=8, stages=2)
     if given.product != "half":  # float32 blocks are twice as large
         tiling = tiling._replace(tokens=16 if large else 32, warps=8, stages=2)
-    block = tiling.tokens
-    while block > 16 and rows * triton.cdiv(given.sizes.tokens, block) < 0.9 * multiprocessors(given.v.device):
-        block //= 2
-    return tiling._replace(tokens=block)
+    return without_idling(tiling, rows, given.sizes.tokens, given.v.device)
 
 
 def _is_large(sizes: Sizes) -> bool:

@@ -60,7 +60,6 @@ TILINGS = {
     "read_out": Tiling(32, 4, 3, waves=4),
     "read_out_gated": Tiling(32, 4, 3),
 }
-FORCED: dict[str, Tiling] = {}  # tilings taken as they are, for a benchmark's sweep
 
 
 class States(NamedTuple):
@@ -108,9 +107,11 @@ def state_dtype(product: str) -> torch.dtype:
 
 def choose(name: str, rows: int, tokens: int, device: torch.device) -> Tiling:
     """The tiling of a kernel whose programs take a block of `tokens` in each of `rows` (batches, heads)."""
-    if name in FORCED:
-        return FORCED[name]
-    tiling = TILINGS[name]
+    return without_idling(TILINGS[name], rows, tokens, device)
+
+
+def without_idling(tiling: Tiling, rows: int, tokens: int, device: torch.device) -> Tiling:
+    """With smaller blocks, where there would be too few of them to keep all multiprocessors busy."""
     block = tiling.tokens
     while block > 16 and rows * triton.cdiv(tokens, block) < 0.9 * multiprocessors(device):
         block //= 2

@@ -179,11 +179,11 @@ def _input_gradient(
     tl.store(dx + first * WIDTH + place, (gradient * (factor * gain)).to(dx.dtype.element_ty), mask=inside)
 
 
-def statistics_(x: Tensor, running: Running, eps: float, tiles: BatchNormTiles = _STATISTICS) -> tuple[Tensor, Tensor]:
+def statistics_(x: Tensor, running: Running, eps: float) -> tuple[Tensor, Tensor]:
     """Mean and 1 / sqrt(variance + eps) of each column of x (rows, channels); the running statistics are updated."""
     rows, width = x.shape
-    columns, block, across = _block(width, tiles)
-    chunk, count = cut(rows, across, block, tiles.warps, x.device)
+    columns, block, across = _block(width, _STATISTICS)
+    chunk, count = cut(rows, across, block, _STATISTICS.warps, x.device)
     parts = torch.empty((count, 2, width), dtype=torch.float32, device=x.device)
     _statistics[(count, across)](
         x,
@@ -193,7 +193,7 @@ def statistics_(x: Tensor, running: Running, eps: float, tiles: BatchNormTiles =
         WIDTH=width,
         ROWS=block,
         COLUMNS=columns,
-        num_warps=tiles.warps,
+        num_warps=_STATISTICS.warps,
         **launch_options(x.device),
     )
     mean, scale = parts.new_empty(width), parts.new_empty(width)
@@ -206,22 +206,13 @@ def statistics_(x: Tensor, running: Running, eps: float, tiles: BatchNormTiles =
     return mean, scale
 
 
-def normalise(
-    x: Tensor,
-    mean: Tensor,
-    scale: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    relu: bool,
-    y: Tensor,
-    tiles: BatchNormTiles = _RESULT,
-) -> None:
+def normalise(x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor, bias: Tensor, relu: bool, y: Tensor) -> None:
     """y = (x - mean) scale weight + bias, and its ReLU if wanted: (rows, channels)."""
     rows, width = x.shape
-    columns, block, across = _block(width, tiles)
+    columns, block, across = _block(width, _RESULT)
     _normalise[(triton.cdiv(rows, block), across)](
         x, mean, scale, weight, bias, y, rows, WIDTH=width, RELU=relu, ROWS=block, COLUMNS=columns,
-        num_warps=tiles.warps, **launch_options(x.device),
+        num_warps=_RESULT.warps, **launch_options(x.device),
     )  # fmt: skip
 
 
@@ -234,23 +225,22 @@ def gradients(
     bias: Tensor,
     relu: bool,
     dx: Tensor,
-    tiles: tuple[BatchNormTiles, BatchNormTiles] = (_SUMS, _GRADIENT),
 ) -> tuple[Tensor, Tensor]:
     """Of weight and bias, and in dx of x. g is the gradient of `normalise`'s result; mean and scale are x's own."""
     rows, width = x.shape
-    columns, block, across = _block(width, tiles[0])
-    chunk, count = cut(rows, across, block, tiles[0].warps, x.device)
+    columns, block, across = _block(width, _SUMS)
+    chunk, count = cut(rows, across, block, _SUMS.warps, x.device)
     parts = torch.empty((count, 2 * width), dtype=torch.float32, device=x.device)
     _sums[(count, across)](
         g, x, mean, scale, weight, bias, parts, rows, chunk, WIDTH=width, RELU=relu, ROWS=block, COLUMNS=columns,
-        num_warps=tiles[0].warps, **launch_options(x.device),
+        num_warps=_SUMS.warps, **launch_options(x.device),
     )  # fmt: skip
     db, dw = parts.new_empty(width), parts.new_empty(width)
     add_parts(parts, db, dw)
-    columns, block, across = _block(width, tiles[1])
+    columns, block, across = _block(width, _GRADIENT)
     _input_gradient[(triton.cdiv(rows, block), across)](
         g, x, mean, scale, weight, bias, db, dw, dx, rows, WIDTH=width, RELU=relu, ROWS=block, COLUMNS=columns,
-        num_warps=tiles[1].warps, **launch_options(x.device),
+        num_warps=_GRADIENT.warps, **launch_options(x.device),
     )  # fmt: skip
     return dw.to(weight.dtype), db.to(bias.dtype)
 

@@ -20,10 +20,10 @@ from crispseg.ops.common.rounding import multiply
 from crispseg.ops.common.tokens_and_pixels import add_parts, like, product
 from crispseg.ops.infer.pixel_attention_kernels import LOG2_E, AttentionTiles, inside
 
-READ_TOKENS = AttentionTiles(128, 4, 2, 4)  # many queries
-READ_TOKENS_BACK = AttentionTiles(64, 4, 2, 3)  # registers for three programs on a multiprocessor
-READ_PIXELS = AttentionTiles(64, 4, 3, 4)  # few queries
-READ_PIXELS_BACK = AttentionTiles(64, 4, 2, 3)
+_READ_TOKENS = AttentionTiles(128, 4, 2, 4)  # many queries
+_READ_TOKENS_BACK = AttentionTiles(64, 4, 2, 3)  # registers for three programs on a multiprocessor
+_READ_PIXELS = AttentionTiles(64, 4, 3, 4)  # few queries
+_READ_PIXELS_BACK = AttentionTiles(64, 4, 2, 3)
 _FLOAT32 = AttentionTiles(16, 4, 1)  # for the interpreter
 _ROWS, _COLUMNS = 32, 64  # of the tokens of a group of heads; one head may have more rows
 _PARTS = 16
@@ -282,29 +282,27 @@ class Shape(NamedTuple):
         return torch.empty(self.batch, self.splits, *few.shape[1:], dtype=torch.float32, device=few.device)
 
 
-def read_tokens(q: Tensor, kv: Tensor, heads: int, tiles: AttentionTiles = READ_TOKENS) -> Tensor:
+def read_tokens(q: Tensor, kv: Tensor, heads: int) -> Tensor:
     q, kv = q.contiguous(), kv.contiguous()
-    shape = Shape.of(q, kv, q.shape[2], heads, tiles)
+    shape = Shape.of(q, kv, q.shape[2], heads, _READ_TOKENS)
     out = torch.empty_like(q)
     _read_tokens_kernel[shape.grid](q, kv, out, *shape.numbers, **shape.fixed)
     return out
 
 
-def read_tokens_back(
-    g: Tensor, q: Tensor, kv: Tensor, heads: int, tiles: AttentionTiles = READ_TOKENS_BACK
-) -> tuple[Tensor, Tensor]:
+def read_tokens_back(g: Tensor, q: Tensor, kv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
     g, q, kv = g.contiguous(), q.contiguous(), kv.contiguous()
-    shape = Shape.of(q, kv, q.shape[2], heads, tiles)
+    shape = Shape.of(q, kv, q.shape[2], heads, _READ_TOKENS_BACK)
     dq, dkv, parts = torch.empty_like(q), torch.empty_like(kv), shape.parts(kv)
     _read_tokens_gradients[shape.grid](g, q, kv, dq, parts, *shape.numbers, **shape.fixed)
     add_parts(parts, dkv)
     return dq, dkv
 
 
-def read_pixels(q: Tensor, kv: Tensor, heads: int, tiles: AttentionTiles = READ_PIXELS) -> tuple[Tensor, Tensor]:
+def read_pixels(q: Tensor, kv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
     """The result, and the logarithms (to base two) of the sums of weights (B, tokens, heads)."""
     q, kv = q.contiguous(), kv.contiguous()
-    shape = Shape.of(kv, q, q.shape[2], heads, tiles)
+    shape = Shape.of(kv, q, q.shape[2], heads, _READ_PIXELS)
     means = shape.parts(q)
     tops = torch.empty(shape.batch, shape.splits, shape.tokens, heads, dtype=torch.float32, device=q.device)
     out, sums = torch.empty_like(q), torch.empty(*q.shape[:2], heads, dtype=torch.float32, device=q.device)
@@ -316,11 +314,9 @@ def read_pixels(q: Tensor, kv: Tensor, heads: int, tiles: AttentionTiles = READ_
     return out, sums
 
 
-def read_pixels_back(
-    g: Tensor, q: Tensor, kv: Tensor, out: Tensor, sums: Tensor, heads: int, tiles: AttentionTiles = READ_PIXELS_BACK
-) -> tuple[Tensor, Tensor]:
+def read_pixels_back(g: Tensor, q: Tensor, kv: Tensor, out: Tensor, sums: Tensor, heads: int) -> tuple[Tensor, Tensor]:
     g, q, kv = g.contiguous(), q.contiguous(), kv.contiguous()
-    shape = Shape.of(kv, q, q.shape[2], heads, tiles)
+    shape = Shape.of(kv, q, q.shape[2], heads, _READ_PIXELS_BACK)
     dq, dkv, parts = torch.empty_like(q), torch.empty_like(kv), shape.parts(q)
     _read_pixels_gradients[shape.grid](g, q, kv, out, sums, dkv, parts, *shape.numbers, **shape.fixed)
     add_parts(parts, dq)

@@ -19,8 +19,7 @@ from crispseg.ops.common.tokens_and_pixels import add_parts, like, product
 from crispseg.ops.infer.pixel_attention import MOST_CHANNELS
 from crispseg.ops.infer.pixel_attention_kernels import AttentionTiles, inside
 
-BEST = AttentionTiles(64, 4, 2, 3)
-BACK = AttentionTiles(64, 4, 2, 3)
+_TILES = AttentionTiles(64, 4, 2, 3)
 _COLUMNS = 64  # channels that a program of the gradients holds
 _FLOAT32 = AttentionTiles(16, 4, 1)  # for the interpreter
 _ROWS = 32  # prototypes of a group of classes
@@ -139,10 +138,10 @@ class Shape(NamedTuple):
     fixed: dict[str, Any]
 
     @classmethod
-    def of(cls, x: Tensor, prototypes: Tensor, tiles: AttentionTiles, most: int) -> Shape:
+    def of(cls, x: Tensor, prototypes: Tensor, most: int) -> Shape:
         batch, length, width = x.shape
         classes, count = prototypes.shape[1:3]
-        tiles = _FLOAT32 if x.dtype == torch.float32 else tiles
+        tiles = _FLOAT32 if x.dtype == torch.float32 else _TILES
         each = triton.next_power_of_2(count)
         group = max(1, min(_ROWS // each, triton.next_power_of_2(classes)))
         group = max(group, 16 // each)  # a product has sixteen rows at least
@@ -158,10 +157,10 @@ class Shape(NamedTuple):
         return cls(triton.cdiv(length, span), groups, blocks, (length, span, classes, count), fixed)
 
 
-def best(x: Tensor, prototypes: Tensor, tiles: AttentionTiles = BEST) -> tuple[Tensor, Tensor, Tensor]:
+def best(x: Tensor, prototypes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The best cosines and who won, (B, classes, L), and the norms of x, (B, L)."""
     x, prototypes = x.contiguous(), prototypes.contiguous()
-    shape = Shape.of(x, prototypes, tiles, MOST_CHANNELS)
+    shape = Shape.of(x, prototypes, MOST_CHANNELS)
     size = (x.shape[0], prototypes.shape[1], x.shape[1])
     values = torch.empty(size, dtype=torch.float32, device=x.device)
     winners = torch.empty(size, dtype=torch.uint8, device=x.device)
@@ -173,17 +172,10 @@ def best(x: Tensor, prototypes: Tensor, tiles: AttentionTiles = BEST) -> tuple[T
 
 
 def best_back(
-    g: Tensor,
-    x: Tensor,
-    prototypes: Tensor,
-    values: Tensor,
-    winners: Tensor,
-    norms: Tensor,
-    tiles: AttentionTiles = BACK,
-    columns: int = _COLUMNS,
+    g: Tensor, x: Tensor, prototypes: Tensor, values: Tensor, winners: Tensor, norms: Tensor
 ) -> tuple[Tensor, Tensor]:
     g, x, prototypes = g.contiguous(), x.contiguous(), prototypes.contiguous()
-    shape = Shape.of(x, prototypes, tiles, columns)
+    shape = Shape.of(x, prototypes, _COLUMNS)
     dx = x.new_empty(shape.groups, *x.shape)
     parts = torch.empty(len(x), shape.splits, *prototypes.shape[1:], dtype=torch.float32, device=x.device)
     _best_gradients[(shape.splits, shape.groups * shape.blocks, len(x))](

@@ -98,10 +98,10 @@ def _gelu_gradients(
         tl.store(parts + HIDDEN + column, sums, mask=column < WIDTH)
 
 
-def gelu(h: Tensor, bias: Tensor, tiles: MLPTiles = _FORWARD) -> Tensor:
+def gelu(h: Tensor, bias: Tensor) -> Tensor:
     """gelu(h + bias) of a contiguous h (rows, hidden), in its dtype."""
     rows, hidden = h.shape
-    u = torch.empty_like(h)
+    u, tiles = torch.empty_like(h), _FORWARD
     _gelu[(triton.cdiv(rows, tiles.rows), triton.cdiv(hidden, tiles.columns))](
         h, bias, u, rows, HIDDEN=hidden, ROWS=tiles.rows, COLUMNS=tiles.columns, num_warps=tiles.warps,
         **launch_options(h.device),
@@ -109,15 +109,13 @@ def gelu(h: Tensor, bias: Tensor, tiles: MLPTiles = _FORWARD) -> Tensor:
     return u
 
 
-def gelu_gradients_(
-    du: Tensor, h: Tensor, bias: Tensor, g: Tensor, bias2: Tensor, tiles: MLPTiles | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
+def gelu_gradients_(du: Tensor, h: Tensor, bias: Tensor, g: Tensor, bias2: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """u = gelu(h + bias), and the gradients of both biases; du (rows, hidden), u's gradient, becomes that of h.
 
     g (rows, width) is the gradient of the MLP's result. All are contiguous.
     """
     (rows, hidden), width = h.shape, g.shape[1]
-    tiles = tiles or _backward_tiles(rows)
+    tiles = _backward_tiles(rows)
     across = triton.cdiv(hidden, tiles.columns) + triton.cdiv(width, tiles.columns)
     chunk, count = cut(rows, across, tiles.rows, tiles.warps, h.device)
     u, db1, db2 = torch.empty_like(h), torch.empty_like(bias), torch.empty_like(bias2)

@@ -207,3 +207,12 @@ def test_a_class_called_like_markup(tmp_path: Path, capsys: pytest.CaptureFixtur
     main(["info", str(tmp_path), "--sheet", str(tmp_path / "sheet.png")])
     said = capsys.readouterr().out
     assert "[/x]" in said and "[bold]y" in said
+
+
+def test_a_member_without_a_name_is_none(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        info = zipfile.ZipInfo("x")
+        info.filename = ""
+        archive.writestr(info, b"1")
+        archive.writestr("y.png", b"22")
+    assert [entry.path.name for entry in scan(tmp_path / "a.zip").entries] == ["y.png"]

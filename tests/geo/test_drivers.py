@@ -6,8 +6,11 @@ import threading
 
 import numpy as np
 import pytest
+import rasterio
+from rasterio.errors import RasterioIOError
 
 from crispseg.errors import UserError
+from crispseg.geo.drivers import open_allowed
 from crispseg.geo.reader import descriptions, open_raster, raster_files
 from crispseg.geo.scenes import Reading, open_scene
 from tests.geo.rasters import UTM, random_pixels, write_raster
@@ -150,3 +153,15 @@ def test_a_latin_1_description_is_no_description(tmp_path):
     with open_raster(str(path)) as dataset:
         assert descriptions(dataset) == (None, None, None)
     assert open_scene(str(path), StandIn(), Reading()).bands == (1, 2, 3)
+
+
+def test_damage_that_gdal_tells_in_its_own_bytes_is_told(tmp_path, monkeypatch):
+    """rasterio takes GDAL's messages for UTF-8."""
+
+    def broken(path, driver):
+        raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+
+    (tmp_path / "s.gpkg").write_bytes(b"SQLite format 3\0")
+    monkeypatch.setattr(rasterio, "open", broken)
+    with pytest.raises(RasterioIOError, match="not GPKG: 'utf-8' codec"):
+        open_allowed(str(tmp_path / "s.gpkg"))

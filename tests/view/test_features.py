@@ -34,3 +34,22 @@ def test_a_file_that_is_no_polygons(tmp_path):
     (tmp_path / "p.gpkg").write_bytes(b"SQLite format 3\0" + b"\xa4" * 200)
     with pytest.raises(UserError, match="cannot be read as polygons"):
         Features(str(tmp_path / "p.gpkg"), reference)
+
+
+def test_a_shape_that_reaches_beyond_the_world_is_left_out(tmp_path):
+    """GEOS would simplify it for ever."""
+    reference = Raster(write_raster(tmp_path / "map.tif", np.zeros((16, 16), np.uint8), **UTM))
+    near = [[13.7281, 45.1463], [13.7282, 45.1463], [13.7282, 45.1464], [13.7281, 45.1463]]
+    far = [
+        [13.728102372, 45.146313368],
+        [13.728102472, 1e308],
+        [13.72810883, 45.146308939],
+        [13.728102372, 45.146313368],
+    ]
+    features = [
+        {"type": "Feature", "properties": {}, "geometry": {"type": "Polygon", "coordinates": [ring]}}
+        for ring in (near, far)
+    ]
+    path = tmp_path / "p.geojson"
+    path.write_text(json.dumps({"type": "FeatureCollection", "features": features}))
+    assert len(Features(str(path), reference).inside(WORLD, 12)["features"]) == 1

@@ -17,6 +17,7 @@ from crispseg.view.report import read_places
 from crispseg.view.run import run_state, thinned
 from crispseg.view.serving import Server
 from tests.evaluate.toy import colour_model, labels, spoilt, write_folder
+from tests.geo.rasters import write_raster
 from tests.view.browser import CONTRAST, chromium, open_page, settle, wait_until
 from tests.view.scenes import fetch, make
 
@@ -173,6 +174,14 @@ def test_places_of_a_damaged_report(listed, message, tmp_path):
     (tmp_path / "places.json").write_text(json.dumps(listed))
     with pytest.raises(UserError, match=message):
         read_places(tmp_path)
+
+
+def test_an_image_whose_name_no_system_takes_is_not_there(tmp_path):
+    image = {"name": "a", "file": "A" * 5000, "map": "a.tif", "truth": "b.tif"}
+    for name in ("a.tif", "b.tif"):
+        write_raster(tmp_path / name, np.zeros((4, 4), np.uint8))
+    (tmp_path / "places.json").write_text(json.dumps({"images": [image], "places": []}))
+    assert read_places(tmp_path)[0][0].files.image is None
 
 
 def test_a_config_that_is_none_is_told(tmp_path):

@@ -109,7 +109,7 @@ def _scan_zip(file: Path | _Slice, below: PurePosixPath, found: Scan) -> None:
         return
     for member in archive.infolist():
         path = below / member.filename
-        if member.is_dir() or path.name.startswith(".") or "__MACOSX" in path.parts:
+        if not member.filename or member.is_dir() or path.name.startswith(".") or "__MACOSX" in path.parts:
             continue
         if path.suffix.lower() != ".zip":
             found.entries.append(Entry(path, member.file_size, _reader(archive, member, path), f"{member.CRC:08x}"))

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 from crispseg.errors import UserError
 from crispseg.geo.vrt import check_vrt
+from crispseg.reading import reason
 
 ALL = "all"  # of GDAL's drivers, by content, as GDAL does by itself
 BY_ENDING: dict[str, tuple[str, ...]] = {
@@ -71,6 +72,8 @@ def open_allowed(path: str, allowed: Sequence[str] = ()) -> Any:
             dataset = rasterio.open(path, driver=driver)
         except RasterioIOError as error:
             first = first or error
+        except UnicodeDecodeError as error:  # what GDAL says of the damage holds bytes of it
+            first = first or RasterioIOError(reason(error))
         else:
             return _checked(dataset, path)
     raise RasterioIOError(f"not {' or '.join(drivers)}: {first}; other drivers need --allow-drivers NAME") from first

@@ -16,6 +16,7 @@ from crispseg.view.rasters import Raster
 from crispseg.view.space import PIXEL, TILE, Box, to_degrees
 
 MOST = 4000  # polygons sent at a time; with more in sight the page asks to come closer
+_FARTHEST = 720.0  # degrees
 _DIGITS = 8  # of degrees: a millimetre
 
 
@@ -66,7 +67,7 @@ class Features:
             return json.dumps({"type": "FeatureCollection", "features": [], "many": True})
         with explaining_polygons(self.path):
             shapes = _drawable(shapely.from_wkb(geometries, on_invalid="ignore"))
-            shapes = _drawable(shapely.transform(shapes, self._to_degrees))
+            shapes = _drawable(shapely.transform(shapes, self._to_degrees), _FARTHEST)
             shapes = shapely.simplify(shapes, 360 / TILE / 2**zoom / 2)
         columns = {str(name): column for name, column in zip(meta["fields"], values, strict=True)}
         features = [
@@ -103,11 +104,11 @@ class Features:
         return np.stack([xs, ys], axis=1)
 
 
-def _drawable(shapes: NDArray[Any]) -> NDArray[Any]:
-    """Without those that are nowhere."""
+def _drawable(shapes: NDArray[Any], farthest: float = np.finfo(np.float64).max) -> NDArray[Any]:
+    """Without those that are nowhere, or so far away that GEOS does not come to an end with them."""
     import shapely
 
-    shapes[~np.isfinite(shapely.bounds(shapes)).all(axis=1)] = None
+    shapes[~(np.abs(shapely.bounds(shapes)) <= farthest).all(axis=1)] = None
     return shapes
 
 

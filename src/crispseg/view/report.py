@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -104,7 +105,7 @@ def read_places(folder: Path) -> tuple[list[Scene], list[dict[str, int]]]:
         marks = tuple(Place(p["label"], p["top"], p["left"], p["height"], p["width"]) for p in windows)
         files = Files(
             (str(folder / image["map"]),),
-            image=image["file"] if Path(image["file"]).is_file() else None,
+            image=image["file"] if os.path.isfile(image["file"]) else None,
             truth=str(folder / image["truth"]),
         )
         links += [{"place": p["place"], "scene": len(scenes), "mark": i} for i, p in enumerate(windows)]

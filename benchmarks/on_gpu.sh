@@ -6,7 +6,7 @@
 # Steps can be left out or given in any order. Nothing is installed; where the package is not, src/ is used.
 #
 # warm       compiles the kernels of the steps after it, side by side; half a minute instead of two
-# tests      the tests marked gpu, in SHARES shares side by side (12), TESTS_SECONDS each at most (400)
+# tests      the tests marked gpu, in SHARES shares side by side, each on its core (all), TESTS_SECONDS each at most (400)
 # kernels    each of our kernels against torch.compile's code for the same formula: ten processes compile side by side,
 #            then one measures
 # profile    where a fused crisp_tiny spends its time
@@ -24,7 +24,7 @@ export PYTHONPATH=src PYTHONUNBUFFERED=1
 # Else torch.compile gives Triton another cache, and kernels that were compiled before are compiled again.
 export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-$HOME/.triton/cache}
 PYTHON=${PYTHON:-python3}
-SHARES=${SHARES:-12} TESTS_SECONDS=${TESTS_SECONDS:-400}
+SHARES=${SHARES:-$(nproc)} TESTS_SECONDS=${TESTS_SECONDS:-400}
 TRAINING="batch_size=16 crop=512 precision=bf16 --steps-alone --warm-up 6"
 crisp() { "$PYTHON" -m crispseg.cli.main "$@"; }
 
@@ -46,7 +46,7 @@ run_tests() {
   files=$(grep -rl "mark\.gpu" tests --include='*.py')  # others may need what is not installed here
   for i in $(seq 0 $((SHARES - 1))); do
     CRISPSEG_TEST_SHARE=$i/$SHARES OMP_NUM_THREADS=1 timeout -k 5 "$TESTS_SECONDS" \
-      "$PYTHON" -m pytest -v --tb=short -m gpu -p no:cacheprovider $files >"$OUT/tests-$i.log" 2>&1 &
+      taskset -c $((i % $(nproc))) "$PYTHON" -m pytest -v --tb=short -m gpu -p no:cacheprovider $files >"$OUT/tests-$i.log" 2>&1 &
   done
   wait
   grep -h "::.* \(FAILED\|ERROR\)" "$OUT"/tests-*.log  # a share that is killed ends without a summary

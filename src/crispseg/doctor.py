@@ -7,13 +7,13 @@ import importlib.metadata
 import os
 import platform
 import shutil
-import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from crispseg import __version__, create_model, list_models, load
 from crispseg.errors import UserError
+from crispseg.threads import available_cores
 
 if TYPE_CHECKING:
     import torch
@@ -129,7 +129,7 @@ def _machine() -> str:
     memory = ""
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         memory = f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f} GiB memory, "
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
+    cores = available_cores()
     return f"{cores} cores, {memory}{free:.0f} GiB free on this disk"
 
 

@@ -18,6 +18,11 @@ def wait_without_spinning() -> None:
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
+def available_cores() -> int:
+    """Those that this process may run on: a job scheduler or a container may have left it fewer than there are."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
     """For work made of many small operations, which several threads only slow down."""

@@ -21,6 +21,7 @@ import torch
 from crispseg.ablate.plan import Run
 from crispseg.ablate.store import Store
 from crispseg.errors import UserError
+from crispseg.threads import available_cores
 from crispseg.train.config import write_config
 from crispseg.train.data_record import describe, digest
 from crispseg.train.log import METRICS
@@ -208,7 +209,7 @@ class Runner:
 
     def _cores(self) -> int:
         """Of this machine, for each of the runs that go together."""
-        return max(1, (os.cpu_count() or 1) // self.together)
+        return max(1, available_cores() // self.together)
 
     def _fair_share(self) -> list[str]:
         """Beside a GPU the cores are for the loaders."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import platform
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import torch
 
 from crispseg import __version__
 from crispseg.bench.settings import Settings
+from crispseg.threads import available_cores
 
 # torch.compile keeps one entry per model and shape, and past its limit (8) it would quietly run the plain model.
 _COMPILER = {"recompile_limit": 256, "fail_on_recompile_limit_hit": True}
@@ -26,7 +25,7 @@ def describe(settings: Settings) -> dict[str, Any]:
         "torch": torch.__version__,
         "system": platform.platform(),
         "cpu": _cpu_name(),
-        "cores": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
+        "cores": available_cores(),
         "threads": settings.threads,
         "device": settings.device,
         "tf32": False,

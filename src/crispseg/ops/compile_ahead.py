@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import torch
 
 from crispseg.ops.dispatch import HAS_TRITON, kernels_wanted
+from crispseg.threads import available_cores
 
 _WORTHWHILE = 4  # kernels; fewer are compiled sooner than processes start
 _KNOWN: set[str] = set()  # kernels that this process has seen compiled
@@ -56,7 +57,7 @@ def compile_ahead(work: Callable[[], Any], device: torch.device) -> int:
             needed = [kernel for kernel in rehearse(work) if not _is_compiled(kernel)]
         except RuntimeError:  # the work itself will say what is wrong with it
             return 0
-    if len(needed) >= _WORTHWHILE:
+    if len(needed) >= _WORTHWHILE and available_cores() > 1:
         compile_side_by_side(needed, device.index or 0)
     return len(needed)
 
@@ -91,7 +92,7 @@ def key_callees_first(function: Any) -> None:
 
 def compile_side_by_side(kernels: Sequence[Kernel], device: int) -> None:
     """By as many processes as there are cores, with a line on stderr that counts."""
-    count = min(len(kernels), max(1, (os.cpu_count() or 1) - 1))
+    count = min(len(kernels), max(1, available_cores() - 1))
     started, done, lock = time.monotonic(), 0, threading.Lock()
     left = iter(kernels)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import os
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -20,6 +19,7 @@ from crispseg.predict.plan import ScenePlan
 from crispseg.predict.schedule import Scored, Tile, scored
 from crispseg.raster.products import Band, OpenBand, Products
 from crispseg.raster.source import Pixels, Source, Window, read_reflected
+from crispseg.threads import available_cores
 
 _BYTES_AHEAD = {"cpu": 64 * 2**20, "cuda": 512 * 2**20}  # of tiles that are read and wait for the model
 _MOST_AHEAD = 32
@@ -40,7 +40,7 @@ class Pace:
             raise UserError(f"there must be at least 1 worker, not {self.workers}")
 
     def readers(self, device: torch.device) -> int:
-        return self.workers or min(_WORKERS.get(device.type, 2), max(2, os.cpu_count() or 1))
+        return self.workers or min(_WORKERS.get(device.type, 2), max(2, available_cores()))
 
 
 def finished_bands(

@@ -29,6 +29,7 @@ from crispseg.pretrain.scores import score_features
 from crispseg.pretrain.step import PretrainStepper
 from crispseg.pretrain.teacher import MEAN, STD, Teacher
 from crispseg.reading import read_json
+from crispseg.threads import available_cores
 from crispseg.train import run_folder
 from crispseg.train.checkpoint import LAST, Sums, load_checkpoint, remove_leftovers, save_checkpoint
 from crispseg.train.data_record import check_data, record_data
@@ -235,7 +236,7 @@ class Pretrainer:
         if self.config.workers is not None:
             return self.config.workers
         local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        return min(16, max(1, (os.cpu_count() or 1) // local)) if self.processes.device.type == "cuda" else 0
+        return min(16, max(1, available_cores() // local)) if self.processes.device.type == "cuda" else 0
 
     def _after_step(self, said: dict[str, Tensor]) -> None:
         finite = said["loss"] if self.config.precision == "fp16" else torch.stack([said["loss"], said["grad_norm"]])

@@ -23,6 +23,7 @@ from crispseg.files import replacing
 from crispseg.pretrain.draws import Whole
 from crispseg.pretrain.sources import Source
 from crispseg.reading import DAMAGE
+from crispseg.threads import available_cores
 
 HELD = 8 << 30  # bytes that all pictures of a run may take, unless told otherwise
 _WORKERS, _CHUNK = 16, 256
@@ -72,7 +73,7 @@ class Pictures(Dataset[Tensor]):
                 np.lib.format.open_memmap(aside, mode="w+", dtype=np.uint8, shape=shape).flush()
                 starts = range(0, len(self), _CHUNK)
                 context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-                with context.Pool(min(_WORKERS, os.cpu_count() or 1), _share, (self, aside)) as pool:
+                with context.Pool(min(_WORKERS, available_cores()), _share, (self, aside)) as pool:
                     pool.map(_fill_file, starts)
                     pool.close()
                     pool.join()

@@ -30,6 +30,7 @@ from crispseg.models.registry import create_model
 from crispseg.models.shipped import is_saved, list_backbones_with_weights
 from crispseg.models.vssd import VSSD
 from crispseg.models.vssd_checkpoint import start_from_checkpoint
+from crispseg.threads import available_cores
 from crispseg.train.config import DataConfig, Precision, TrainConfig
 from crispseg.train.distributed import Processes
 
@@ -72,7 +73,7 @@ def choose_workers(config: TrainConfig, device: torch.device) -> int:
     if config.workers is not None:
         return config.workers
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return min(16, max(1, (os.cpu_count() or 1) // local)) if device.type == "cuda" else 0
+    return min(16, max(1, available_cores() // local)) if device.type == "cuda" else 0
 
 
 def open_data(config: TrainConfig, recorded: Mapping[str, str] | None = None) -> Folder:

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from crispseg.data import labels
 from crispseg.data.classes import IGNORE, ClassTable
 from crispseg.data.labels import LabelError, encode, histogram
 from crispseg.errors import UserError
@@ -62,6 +63,15 @@ def test_values_map_through_the_table(values: np.ndarray) -> None:
     mask, _ = encode(values, table, "x.tif")
     lookup = {7: 0, 3: 1, 11: 2, 99: IGNORE}
     assert mask.tolist() == [[lookup[int(v)] for v in row] for row in values]
+
+
+def test_values_are_counted_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole, a mask of bytes would be copied into eight times its size."""
+    monkeypatch.setattr(labels, "_SLICE", 7)
+    array = np.random.default_rng(0).integers(0, 5, (9, 11), np.uint8)
+    values, counts = np.unique(array, return_counts=True)
+    assert labels._count_values(array) == dict(zip(values.tolist(), counts.tolist(), strict=True))
+    assert labels._count_values(array[:0]) == {}
 
 
 def test_an_unknown_value_is_told_with_its_place() -> None:

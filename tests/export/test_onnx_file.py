@@ -84,6 +84,10 @@ def test_damaged_missing_and_foreign_files_are_told(tmp_path, onnx_file):
     onnx.save(foreign, tmp_path / "foreign.onnx")
     with pytest.raises(crispseg.UserError, match="not written by `crisp export`"):
         crispseg.load(tmp_path / "foreign.onnx")
+    content = Path(onnx_file).read_bytes()
+    (tmp_path / "bytes.onnx").write_bytes(content.replace(b"crispseg", b"cri\xff\xfeseg"[:8]))
+    with pytest.raises(crispseg.UserError, match="no text|not written by"):
+        crispseg.load(tmp_path / "bytes.onnx")
     with pytest.raises(crispseg.UserError, match="has 3 classes, not 6"):
         crispseg.load(onnx_file, num_classes=6)
 

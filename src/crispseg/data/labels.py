@@ -100,10 +100,14 @@ def _encode_values(array: NDArray[Any], table: ClassTable, where: str, unknown: 
     return result, sum(strangers.values())
 
 
+_SLICE = 1 << 24  # pixels
+
+
 def _count_values(array: NDArray[Any]) -> dict[int, int]:
     """Pixels by value; bytes are counted without being sorted, which takes seconds for a large mask."""
     if array.dtype == np.uint8:
-        counts = np.bincount(array.reshape(-1), minlength=256)
+        flat = array.reshape(-1)  # in slices, as numpy counts in 64-bit copies
+        counts = sum(np.bincount(flat[i : i + _SLICE], minlength=256) for i in range(0, max(1, flat.size), _SLICE))
         return {int(value): int(counts[value]) for value in counts.nonzero()[0]}
     return {int(value): int(count) for value, count in zip(*np.unique(array, return_counts=True), strict=True)}
 

@@ -38,7 +38,7 @@ class OnnxModel(SegmentationModel):
     def __init__(self, content: bytes, where: str) -> None:
         super().__init__()
         self.content, self.where = content, where
-        self.card = read_metadata(self._session().get_modelmeta().custom_metadata_map, where)
+        self.card = read_metadata(self._metadata(), where)
         if self.card.output == "argmax":
             raise UserError(
                 f"{where} gives class ids alone; tiles are blended from scores: export it with --output logits"
@@ -90,6 +90,12 @@ class OnnxModel(SegmentationModel):
         pixels = functional.pad(image, (0, 0, 0, 0, 0, 0, 0, batch - len(image)))
         (found,) = self._session(image.is_cuda).run(None, {INPUT: pixels.float().cpu().numpy()})
         return torch.from_numpy(found).to(image.device)
+
+    def _metadata(self) -> dict[str, str]:
+        try:
+            return dict(self._session().get_modelmeta().custom_metadata_map)
+        except UnicodeDecodeError as error:
+            raise UserError(f"{self.where} is damaged: what it says of itself is no text") from error
 
     def _session(self, cuda: bool = False) -> Any:
         sessions = self.__dict__.setdefault("_sessions", {})

@@ -1,5 +1,5 @@
 """The hot operators. First of all non-causal state space duality (NC-SSD) with the Duality Calibration Operator (DCO);
-beside it, each in its module, `gated`, `depthwise`, `attend`, `matching` and `resizing`.
+beside it, each in its module of a lane: `nc_ssd`, `train`, `infer`, `maps`, `cpu`.
 
 `ncssd` runs it. The parts are exposed for images that come in pieces: `accumulate` each piece into a State, add
 the states, sum the queries, then `read_out` each piece; the result is the whole image's, wherever it was cut.

@@ -106,8 +106,9 @@ _SLICE = 1 << 24  # pixels
 def _count_values(array: NDArray[Any]) -> dict[int, int]:
     """Pixels by value; bytes are counted without being sorted, which takes seconds for a large mask."""
     if array.dtype == np.uint8:
-        flat = array.reshape(-1)  # in slices, as numpy counts in 64-bit copies
-        counts = sum(np.bincount(flat[i : i + _SLICE], minlength=256) for i in range(0, max(1, flat.size), _SLICE))
+        flat, counts = array.reshape(-1), np.zeros(256, np.int64)
+        for start in range(0, flat.size, _SLICE):  # numpy counts in 64-bit copies
+            counts += np.bincount(flat[start : start + _SLICE], minlength=256)
         return {int(value): int(counts[value]) for value in counts.nonzero()[0]}
     return {int(value): int(count) for value, count in zip(*np.unique(array, return_counts=True), strict=True)}
 

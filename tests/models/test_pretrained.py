@@ -40,6 +40,7 @@ def test_a_backbone_is_saved_and_loaded(tmp_path):
 
 def test_pretrained_models_have_the_shipped_weights(shipped):
     model = crispseg.create_model("crisp_nano", num_classes=4, pretrained=True)
+    assert "the pretrained backbone vssd_nano" in model.origin
     expected = {name: tensor.half().float() for name, tensor in shipped.state_dict().items()}
     for name, tensor in model.backbone.state_dict().items():
         if tensor.is_floating_point():

@@ -1,4 +1,4 @@
-"""VSSD for evaluation: eight to ten kernels per block, weights packed for them.
+"""VSSD for evaluation: some ten kernels per block, weights packed for them.
 
 Maps are channels last, (B, H, W, C). The residual stream is one tensor per half block that products add into.
 """

@@ -101,4 +101,4 @@ def _start_pretrained(model: SegmentationModel) -> None:
     backbone = getattr(model, "backbone", None)
     if not isinstance(backbone, VSSD):
         raise UserError(f"no pretrained weights for {model.name} come with crispseg; there are some for crisp models")
-    start_backbone(backbone, variant_of(backbone.config) or model.name)
+    model.origin = start_backbone(backbone, variant_of(backbone.config) or model.name)

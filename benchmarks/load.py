@@ -2,10 +2,10 @@
 
     python benchmarks/load.py --steps 20 --out benchmarks/results/load
 
-Each figure is the median of --repeats processes, the two policies in turn: with crispseg imported first (OpenMP waits
-without spinning) and with OpenMP's own (torch imported first). The bars: one neighbour costs at most 2.5 times, and
-without neighbours our policy is at most 2 % slower. The load of the machine before each figure is recorded: above 0.2
-it was not quiet.
+Each figure is the median of --repeats processes, the two policies in turn: with crispseg imported first (OpenMP sleeps
+beside others, else spins shortly) and with OpenMP's own (torch imported first). The bars: one neighbour costs at most
+2.5 times, and without neighbours our policy is at most 2 % slower. The load of the machine before each figure is
+recorded: above 0.2 it was not quiet.
 """
 
 from __future__ import annotations

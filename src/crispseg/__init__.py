@@ -17,11 +17,11 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from crispseg.threads import wait_without_spinning
+from crispseg.threads import choose_waiting
 
 __version__ = "0.1.0"
 
-wait_without_spinning()
+choose_waiting()
 
 _ROOMS = {
     "create_model": "crispseg.models.registry",

@@ -25,20 +25,24 @@ export PYTHONPATH=src PYTHONUNBUFFERED=1
 export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-$HOME/.triton/cache}
 PYTHON=${PYTHON:-python3}
 SHARES=${SHARES:-$(nproc)} TESTS_SECONDS=${TESTS_SECONDS:-400}
-TRAINING="batch_size=16 crop=512 precision=bf16 --steps-alone --warm-up 6"
+TRAINING="model.weights=none batch_size=16 crop=512 precision=bf16 --steps-alone --warm-up 6"
 crisp() { "$PYTHON" -m crispseg.cli.main "$@"; }
 
-run_warm() {
+run_warm() {  # two compiling threads each, as they share the cores; one that hangs must not hold up the rest
+  local OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=2 limit="timeout -k 5 ${WARM_SECONDS:-150}"
+  export OMP_NUM_THREADS TORCHINDUCTOR_COMPILE_THREADS
   for batch in 1 16; do
     for model in crisp_tiny crisp_micro crisp_nano; do
-      "$PYTHON" benchmarks/profile_fused.py --model "$model" --batch "$batch" --out "$OUT/warm-$model-$batch.md" &
+      $limit "$PYTHON" benchmarks/profile_fused.py --model "$model" --batch "$batch" \
+        --out "$OUT/warm-$model-$batch.md" &
     done
     for model in unetformer_r18 abcnet_r18; do
-      crisp bench "$model" --modes compiled --precision bf16 --sizes 512 --batch "$batch" --repeats 1 --warmup 1 \
+      $limit "$PYTHON" -m crispseg.cli.main bench "$model" --modes compiled --precision bf16 --sizes 512 \
+        --batch "$batch" --repeats 1 --warmup 1 \
         --existing replace --out "$OUT/warm-$model-$batch" &
     done
   done
-  "$PYTHON" benchmarks/training.py model=crisp_tiny $TRAINING --steps 1 &
+  $limit "$PYTHON" benchmarks/training.py model=crisp_tiny $TRAINING --steps 1 &
   wait
 }
 run_tests() {

@@ -84,7 +84,12 @@ def test_export_with_dynamic_height_and_width(case):
         torch.testing.assert_close(exported(images), model(images), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("case", KINDS)
+QUICK = ("crisp_nano", "vssd_nano_upernet")  # the others take the same code paths, and a minute and a half
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.slow) for kind in KINDS]
+)
 def test_compiles_to_one_graph(case):
     torch.compiler.reset()  # what other tests compiled counts towards the limit of recompilations
     model = make(case)

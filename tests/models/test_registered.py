@@ -84,7 +84,7 @@ def test_export_with_dynamic_height_and_width(case):
         torch.testing.assert_close(exported(images), model(images), rtol=1e-4, atol=1e-5)
 
 
-QUICK = ("crisp_nano", "vssd_nano_upernet")  # the others take the same code paths, and a minute and a half
+QUICK = ("crisp_nano", "vssd_nano_upernet")  # the others take the same paths and 75 s
 
 
 @pytest.mark.parametrize(

@@ -67,23 +67,25 @@ def test_processes_know_a_kernel_by_the_same_key_whatever_they_compiled_before()
 
 @pytest.mark.gpu
 @needs_gpu
-@pytest.mark.parametrize("training", [True, False])
-def test_nothing_is_left_to_compile(tmp_path, training):
+@pytest.mark.parametrize("how", ["training", "validation", "fused"])
+def test_nothing_is_left_to_compile(tmp_path, how):
     """In a process of its own, with an empty cache."""
     script = """
 import sys, torch, crispseg, json
 from triton import knobs
 from crispseg.ops.compile_ahead import compile_ahead
-training = json.loads(sys.argv[1])
+how = sys.argv[1]
 torch.manual_seed(0)
 model = crispseg.create_model("crisp_nano", num_classes=3).cuda()
 image = torch.randn(2, 3, 64, 64, device="cuda")
-network = model.train() if training else model.eval().fused(torch.bfloat16, graphs=False)
+network = model.train(how == "training")
+if how == "fused":
+    network = network.fused(torch.bfloat16, graphs=False)
 
 def work():
-    with torch.autocast("cuda", torch.bfloat16, enabled=training):
+    with torch.autocast("cuda", torch.bfloat16, enabled=how != "fused"), torch.inference_mode(how != "training"):
         out = network(image)
-    if training:
+    if how == "training":
         out.logits.sum().backward()
 
 found = compile_ahead(work, torch.device("cuda", 0))
@@ -96,7 +98,7 @@ work()
 torch.cuda.synchronize()
 print(json.dumps([found, late]))
 """
-    found, late = json.loads(_run(script, json.dumps(training), tmp_path))
+    found, late = json.loads(_run(script, how, tmp_path))
     assert found > 10 and not late
 
 

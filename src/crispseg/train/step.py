@@ -94,11 +94,25 @@ class Stepper(Updated[SegmentationModel]):
         self.normalisation = model.info.normalisation(device)
         self.graph_wanted = can_graph(config, processes)
         self.compiled = processes.count > 1  # each of several processes compiles what it needs when it needs it
+        self.rehearsed: set[torch.Size] = set()  # batches whose kernels for evaluation are compiled
 
     def normalised(self, images: Tensor) -> Tensor:
         """Raw pixels on the device, as the network takes them."""
         images = images.to(self.processes.device, non_blocking=True)
         return self.normalisation(images).contiguous(memory_format=torch.channels_last)
+
+    def logits(self, images: Tensor) -> Tensor:
+        """Of raw images, by the weights as they are; the model is to be in evaluation."""
+
+        def work() -> Tensor:
+            with autocast(self.processes.device, self.config.precision):
+                logits: Tensor = self.model(self.normalised(images))
+            return logits
+
+        if self.processes.count == 1 and images.shape not in self.rehearsed:
+            compile_ahead(work, self.processes.device)
+            self.rehearsed.add(images.shape)
+        return work()
 
     def step(self, step: int, parts: Sequence[Part]) -> dict[str, Tensor]:
         """Optimiser step number `step` (from 0); the loss terms of this process's parts and `grad_norm`."""

@@ -33,7 +33,7 @@ from crispseg.train.setup import (
     training_set,
     validation_set,
 )
-from crispseg.train.step import Part, Stepper, autocast, use_fast_kernels
+from crispseg.train.step import Part, Stepper, use_fast_kernels
 from crispseg.train.track import Tracker, named_trackers
 from crispseg.train.validate import Validation, flat_scores, validate
 from crispseg.train.watch import FiniteWatch, StopRequest, without_signals
@@ -189,15 +189,10 @@ class Trainer:
     def _judge(self, images: SegmentationDataset, boundaries: bool) -> Validation:
         """Scores of the weights as they are; of boundaries too, where there are labels for them."""
         labels = self.folder.protocol.boundary_labels
-
-        def network(images: Tensor) -> Tensor:
-            with autocast(self.processes.device, self.config.precision):
-                return self.stepper.model(self.stepper.normalised(images))
-
         self.stepper.model.eval()
         with self.stepper.final_weights():
             return validate(
-                network,
+                self.stepper.logits,
                 images,
                 self.processes,
                 batch=self.part_size,

@@ -2,6 +2,8 @@
 
 import gc
 import math
+import random
+import time
 
 import pytest
 import torch
@@ -20,9 +22,16 @@ SIZES = [(1, 224), (4, 509)]  # batch, side
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+ROOM = 24 * 2**30  # bytes; no model here needs more
+
+
 @pytest.fixture(autouse=True)
-def _memory_given_back():
-    """Several processes share the GPU, and a large model's memory would be kept for the next one."""
+def _memory_shared():
+    """Several processes share the GPU: each waits a while for room, and keeps nothing for its next model."""
+    for _ in range(60):
+        if torch.cuda.mem_get_info()[0] > min(ROOM, torch.cuda.mem_get_info()[1] // 2):
+            break
+        time.sleep(random.uniform(0.5, 1.5))  # not all at once
     yield
     gc.collect()
     torch.cuda.empty_cache()
@@ -32,7 +41,8 @@ def make(name: str) -> SegmentationModel:
     entry = entries()[name]
     if missing_requirement(entry):
         pytest.skip(f"needs {entry.requires}")
-    model = crispseg.create_model(name, num_classes=5)
+    with torch.device("cuda"):  # drawing a large model's weights on one core takes seconds
+        model = crispseg.create_model(name, num_classes=5)
     model.info = ModelInfo(mean=(100.0,) * 3, std=(50.0,) * 3)
     return model
 

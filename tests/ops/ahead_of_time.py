@@ -16,7 +16,6 @@ import torch
 
 torch.version.cuda = torch.version.cuda or "none"  # else crispseg takes the kernels to be out of place here
 
-from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.runtime import driver  # noqa: E402
 from triton.runtime.jit import JITFunction  # noqa: E402
 
@@ -27,22 +26,6 @@ from crispseg.ops.common import dependent_launch  # noqa: E402
 from crispseg.ops.nc_ssd import launch  # noqa: E402
 
 SHARED = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227}  # KB that a program can have
-
-
-class NoDevice:
-    """What Triton asks of a driver until it launches."""
-
-    def __init__(self, capability):
-        self.capability = capability
-
-    def get_current_device(self):
-        return self.capability  # kernels are kept by device: each capability has its own
-
-    def get_current_stream(self, device):
-        return 0
-
-    def get_current_target(self):
-        return GPUTarget("cuda", self.capability, 32)
 
 
 def launched(work):
@@ -76,7 +59,7 @@ def main():
     parser.add_argument("--most", type=int, help="so many kernels only")
     parser.add_argument("--size", type=int, default=64)
     args = parser.parse_args()
-    driver.set_active(NoDevice(args.capability))
+    driver.set_active(compile_ahead.OnlyATarget(args.capability))
     dependent_launch._can = lambda device: args.capability >= 90
     launch.INTERPRETED = True  # its tensors may be on a CPU
     dispatch.shared_memory = lambda device: 1024 * SHARED[args.capability]

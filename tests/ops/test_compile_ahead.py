@@ -65,6 +65,55 @@ def test_processes_know_a_kernel_by_the_same_key_whatever_they_compiled_before()
     assert keys[0] == keys[1]
 
 
+LISTED = """
+import json, sys, torch
+from tests.ops import ahead_of_time as ahead
+ahead.driver.set_active(ahead.compile_ahead.OnlyATarget(90))
+ahead.dependent_launch._can = lambda device: True
+ahead.launch.INTERPRETED = True
+ahead.dispatch.shared_memory = lambda device: 227 * 1024
+model = ahead.crispseg.create_model("crisp_nano")
+found = list(ahead.launched(lambda: ahead.predicting(model, torch.rand(1, 3, 32, 32))))
+print(json.dumps(found[:3]))
+"""
+COMPILER = """
+import torch
+torch.version.cuda = torch.version.cuda or "none"
+from crispseg.ops.compile_ahead import serve
+serve(90, 2)
+"""
+FOUND = """
+import json, sys, torch
+torch.version.cuda = torch.version.cuda or "none"
+from triton import knobs
+from triton.runtime import driver
+from crispseg.ops import compile_ahead as room
+driver.set_active(room.OnlyATarget(90))
+hits = []
+knobs.compilation.listener = lambda *, src, metadata, metadata_group, times, cache_hit: hits.append(cache_hit)
+for kernel in map(json.loads, sys.stdin):
+    room.importlib.import_module(kernel[0])
+    assert room._compile(room.Kernel(*kernel)) == "compiled"
+print(json.dumps(hits))
+"""
+
+
+def test_kernels_are_compiled_without_a_gpu_and_found_by_another_process(tmp_path):
+    pytest.importorskip("triton")
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+
+    def run(script, given=""):
+        return subprocess.run([sys.executable, "-c", script], input=given, env=environment, **CAPTURED).stdout
+
+    kernels = json.loads(run(LISTED).splitlines()[-1])
+    lines = "".join(json.dumps([*kernel]) + "\n" for kernel in [*kernels, ["crispseg.ops.dispatch", "gone", "{}"]])
+    said = sorted(run(COMPILER, lines).splitlines())
+    assert [line.split()[1] for line in said] == ["compiled"] * len(kernels) + ["failed:"] and len(kernels) == 3
+    hits = json.loads(run(FOUND, "".join(lines.splitlines(True)[:-1])).splitlines()[-1])
+    assert hits == [True] * 3
+
+
 @pytest.mark.gpu
 @needs_gpu
 @pytest.mark.parametrize("how", ["training", "validation", "fused"])

@@ -4,7 +4,8 @@ A kernel is compiled where it is first launched, one after the other: two minute
 Here the work is rehearsed first, with every launch of an uncompiled kernel noted and left out; then several processes
 compile what was noted into Triton's cache on disk, and the work itself finds it there.
 
-A process is `python -m crispseg.ops.compile_ahead`: kernels come in as JSON lines, and a line goes out for each.
+The compiler is `python -m crispseg.ops.compile_ahead CAPABILITY PROCESSES`: kernels come in as JSON lines, and when all
+are there it forks and a line goes out for each. It never speaks to the GPU, as opening it takes longer than compiling.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ import contextlib
 import hashlib
 import importlib
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,13 +54,18 @@ def compile_ahead(work: Callable[[], Any], device: torch.device) -> int:
     """
     if device.type != "cuda" or not kernels_wanted() or not HAS_TRITON:
         return 0
+    several = available_cores() > 1
+    # on a new machine it is needed for sure, and loads while the work is rehearsed
+    compiler = start_compiler(device) if several and not _marks().exists() else None
     with torch.cuda.device(device):
         try:
             needed = [kernel for kernel in rehearse(work) if not _is_compiled(kernel)]
         except RuntimeError:  # the work itself will say what is wrong with it
-            return 0
-    if len(needed) >= _WORTHWHILE and available_cores() > 1:
-        compile_side_by_side(needed, device.index or 0)
+            needed = []
+    if several and len(needed) >= _WORTHWHILE:
+        compile_side_by_side(needed, compiler or start_compiler(device))
+    elif compiler is not None:
+        compiler.communicate("")
     return len(needed)
 
 
@@ -90,79 +97,86 @@ def key_callees_first(function: Any) -> None:
     function.cache_key  # noqa: B018 (computed once, when it is first asked for)
 
 
-def compile_side_by_side(kernels: Sequence[Kernel], device: int) -> None:
-    """By as many processes as there are cores, with a line on stderr that counts."""
-    count = min(len(kernels), max(1, available_cores() - 1))
-    started, done, lock = time.monotonic(), 0, threading.Lock()
-    left = iter(kernels)
+def start_compiler(device: torch.device) -> subprocess.Popen[str]:
+    """The process of `serve`, for this GPU, on all cores but the one that waits."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return subprocess.Popen(
+        [sys.executable, "-m", __name__, str(10 * major + minor), str(max(1, available_cores() - 1))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+    )
 
-    def feed() -> None:
-        nonlocal done
-        worker = _Worker(device)
-        try:
-            while True:
-                with lock:
-                    kernel = next(left, None)
-                if kernel is None:
-                    return
-                if worker.compile(kernel):
-                    _remember(kernel)
-                with lock:
-                    done += 1
-                    _show(f"compiling kernels: {done} of {len(kernels)}")
-        finally:
-            worker.end()
 
-    threads = [threading.Thread(target=feed, daemon=True) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+def compile_side_by_side(kernels: Sequence[Kernel], compiler: subprocess.Popen[str]) -> None:
+    """Hand the kernels over and count them as they are done, on stderr. What is not compiled is left to its launch."""
+    assert compiler.stdin is not None and compiler.stdout is not None
+    started, done = time.monotonic(), 0
+    with contextlib.suppress(BrokenPipeError), compiler.stdin as given:
+        given.writelines(json.dumps(kernel) + "\n" for kernel in kernels)
+    for line in compiler.stdout:
+        number, word = line.split(maxsplit=1)
+        if word.strip() == "compiled":
+            _remember(kernels[int(number)])
+        done += 1
+        _show(f"compiling kernels: {done} of {len(kernels)}")
+    compiler.wait()
     seconds = time.monotonic() - started
-    _show(f"compiled {len(kernels)} kernels in {seconds:.0f} s; they are kept for the next time", end="\n")
+    _show(f"compiled {done} kernels in {seconds:.0f} s; they are kept for the next time", end="\n")
 
 
-class _Worker:
-    def __init__(self, device: int) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(device)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-        )
+class OnlyATarget:
+    """What Triton asks of a driver until it launches: the kind of GPU."""
 
-    def compile(self, kernel: Kernel) -> bool:
-        assert self.process.stdin is not None and self.process.stdout is not None
-        try:
-            print(json.dumps(kernel), file=self.process.stdin, flush=True)
-        except BrokenPipeError:
-            return False
-        return self.process.stdout.readline().strip() == "compiled"
+    def __init__(self, capability: int) -> None:
+        self.capability = capability
 
-    def end(self) -> None:
-        assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.close()
-        self.process.wait()
+    def get_current_device(self) -> int:
+        return self.capability  # kernels are kept by device: each capability has its own
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", self.capability, 32)
 
 
-def serve(device: int) -> None:
-    """Compile what comes in. A kernel that does not compile here is left to its first launch, which then says why."""
-    torch.cuda.set_device(device)
-    for line in sys.stdin:
-        kernel = Kernel(*json.loads(line))
-        try:
-            function: Any = importlib.import_module(kernel.module)
-            for part in kernel.name.split("."):
-                function = getattr(function, part)
-            key_callees_first(function)
-            function.preload(kernel.specialization)
-        except Exception as error:
-            print(f"failed: {type(error).__name__}", flush=True)
-        else:
-            print("compiled", flush=True)
+def serve(capability: int, processes: int) -> None:
+    """Compile what comes in, and say its number and how it went."""
+    from triton.runtime import driver
+
+    driver.set_active(OnlyATarget(capability))
+    kernels = [Kernel(*json.loads(line)) for line in sys.stdin]
+    for kernel in kernels:
+        importlib.import_module(kernel.module)  # once, before the processes part
+    if not kernels:
+        return
+    parting = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(min(processes, len(kernels)), mp_context=parting) as pool:
+        numbers = {pool.submit(_compile, kernel): number for number, kernel in enumerate(kernels)}
+        for future in as_completed(numbers):
+            print(numbers[future], future.result(), flush=True)
+
+
+def _compile(kernel: Kernel) -> str:
+    """A kernel that does not compile here is left to its first launch, which then says why."""
+    try:
+        function: Any = sys.modules[kernel.module]
+        for part in kernel.name.split("."):
+            function = getattr(function, part)
+        key_callees_first(function)
+        made = function.preload(kernel.specialization)
+    except Exception as error:
+        return f"failed: {type(error).__name__}"
+    with contextlib.suppress(Exception):  # what calls it, in C: newer Tritons compile no such thing
+        from triton.backends.nvidia.driver import CudaLauncher
+
+        CudaLauncher(made.src, made.metadata)
+    return "compiled"
 
 
 @contextlib.contextmanager
@@ -222,4 +236,4 @@ def _show(text: str, end: str = "") -> None:
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1]))
+    serve(int(sys.argv[1]), int(sys.argv[2]))

@@ -6,7 +6,8 @@
 # Steps can be left out or given in any order. Nothing is installed; where the package is not, src/ is used.
 #
 # warm       compiles the kernels of the steps after it, side by side; half a minute instead of two
-# tests      the tests marked gpu, by SHARES processes side by side, each on its core (all), TESTS_SECONDS at most (400)
+# tests      the tests marked gpu, by SHARES processes side by side, each on its core (all), TESTS_SECONDS at most (400); the
+#            kernels they need are compiled first (precompile), which takes most of the time on a new machine
 # kernels    each of our kernels against torch.compile's code for the same formula: ten processes compile side by side,
 #            then one measures
 # profile    where a fused crisp_tiny spends its time
@@ -46,18 +47,11 @@ run_warm() {  # two compiling threads each, as they share the cores; one that ha
   wait
 }
 run_tests() {
-  local files claims
+  local files
   # the large models first: the last tests to end should be short ones; others than these may need what is not installed
   files="tests/models/test_registered_gpu.py $(grep -rl "mark\.gpu" tests --include='*.py' | grep -v test_registered_gpu)"
-  claims=$(mktemp -d)
-  for i in $(seq 0 $((SHARES - 1))); do
-    CRISPSEG_TEST_CLAIMS=$claims OMP_NUM_THREADS=1 timeout -k 5 "$TESTS_SECONDS" \
-      taskset -c $((i % $(nproc))) "$PYTHON" -m pytest -v --tb=short -m gpu -p no:cacheprovider --durations=8 $files >"$OUT/tests-$i.log" 2>&1 &
-  done
-  wait
-  grep -h "::.* \(FAILED\|ERROR\)" "$OUT"/tests-*.log  # a process that is killed ends without a summary
-  tail -qn 1 "$OUT"/tests-*.log
-  [ "$(tail -qn 1 "$OUT"/tests-*.log | grep -c " passed")" = "$SHARES" ] && ! grep -q " failed" "$OUT"/tests-*.log
+  OMP_NUM_THREADS=1 timeout -s INT -k 20 "$TESTS_SECONDS" "$PYTHON" -m pytest -n "$SHARES" --dist worksteal -v --tb=short \
+    -m gpu -p no:cacheprovider --durations=30 $files
 }
 run_kernels() {
   for i in $(seq 0 9); do  # a compiling thread each, as they share the cores

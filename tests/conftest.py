@@ -1,7 +1,5 @@
-import contextlib
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import hypothesis
 import pytest
@@ -14,26 +12,12 @@ hypothesis.settings.register_profile("suite", deadline=None, max_examples=30)
 hypothesis.settings.load_profile("suite")
 
 
-def pytest_runtestloop(session: pytest.Session) -> bool | None:
-    """CRISPSEG_TEST_CLAIMS=FOLDER: processes with the same folder share the tests, where there is no pytest-xdist."""
-    folder = os.environ.get("CRISPSEG_TEST_CLAIMS")
-    if not folder or session.config.option.collectonly:
-        return None
-    ours = _claimed(session.items, Path(folder))
-    item = next(ours, None)
-    while item is not None:
-        following = next(ours, None)
-        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-        item = following
-    return True
-
-
-def _claimed(items: list[pytest.Item], folder: Path) -> Iterator[pytest.Item]:
-    """A few neighbours at a time, as they need the same kernels: whoever makes the file first has them."""
-    for start in range(0, len(items), 4):
-        with contextlib.suppress(FileExistsError):
-            (folder / str(start)).touch(exist_ok=False)
-            yield from items[start : start + 4]
+def pytest_configure() -> None:
+    """Beside a GPU each of xdist's processes keeps to one core: else every one would compile kernels on all of them."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker and torch.cuda.is_available():
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
 
 
 @pytest.fixture(autouse=True)

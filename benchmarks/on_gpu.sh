@@ -7,7 +7,7 @@
 #
 # warm       compiles the kernels of the steps after it, side by side; half a minute instead of two
 # tests      the tests marked gpu, by SHARES processes side by side, each on its core (all), TESTS_SECONDS at most (400); the
-#            kernels they need are compiled first (precompile), which takes most of the time on a new machine
+#            registered models' kernels are compiled first, in as many seconds at most
 # kernels    each of our kernels against torch.compile's code for the same formula: ten processes compile side by side,
 #            then one measures
 # profile    where a fused crisp_tiny spends its time
@@ -50,6 +50,7 @@ run_tests() {
   local files
   # the large models first: the last tests to end should be short ones; others than these may need what is not installed
   files="tests/models/test_registered_gpu.py $(grep -rl "mark\.gpu" tests --include='*.py' | grep -v test_registered_gpu)"
+  timeout -k 5 "$TESTS_SECONDS" "$PYTHON" -m tests.models.precompile
   OMP_NUM_THREADS=1 timeout -s INT -k 20 "$TESTS_SECONDS" "$PYTHON" -m pytest -n "$SHARES" --dist worksteal -v --tb=short \
     -m gpu -p no:cacheprovider --durations=30 $files
 }

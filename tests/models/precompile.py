@@ -1,0 +1,73 @@
+"""Compiles the kernels that the GPU tests of the registered models need: `python -m tests.models.precompile`.
+
+A test alone would compile its own on its one core, and at the same time as its neighbours the same ones. Here a few
+processes rehearse every model in every precision, and what they found is compiled once, on all cores.
+"""
+
+import argparse
+import functools
+import json
+import subprocess
+import sys
+import warnings
+
+import torch
+
+import crispseg
+from crispseg.ops.compile_ahead import Kernel, compile_side_by_side, rehearse, start_compiler
+from crispseg.train.config import config_from
+from crispseg.train.distributed import Processes
+from crispseg.train.step import Stepper, pixel_shares
+from tests.models.test_registered_gpu import PRECISIONS, SIZES, make
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--processes", type=int, default=6, help="that rehearse (%(default)s)")
+    parser.add_argument("--share", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.share:
+        index, count = map(int, args.share.split("/"))
+        for name in crispseg.list_models()[index::count]:
+            for precision in PRECISIONS:
+                print(*(json.dumps(kernel) for kernel in kernels_of(name, precision)), sep="\n", flush=True)
+        return
+    shares = [
+        subprocess.Popen(
+            [sys.executable, "-m", __spec__.name, "--share", f"{i}/{args.processes}"], stdout=subprocess.PIPE
+        )
+        for i in range(args.processes)
+    ]
+    found = {Kernel(*json.loads(line)) for share in shares for line in share.communicate()[0].splitlines() if line}
+    compile_side_by_side(list(found), start_compiler(torch.device("cuda", 0)))
+
+
+def kernels_of(name, precision):
+    """Of a training step, an evaluation and the fused network, at the tests' sizes."""
+    found = []
+    for batch, side in SIZES:
+        try:
+            for work in works(name, precision, batch, side):
+                with warnings.catch_warnings(action="ignore"):
+                    found += rehearse(work)
+        except (RuntimeError, ValueError) as problem:
+            print(f"{name}, {precision}, {side} px: {problem}"[:300], file=sys.stderr)
+        torch.cuda.empty_cache()
+    return found
+
+
+def works(name, precision, batch, side):
+    values = {"graph": False, "precision": precision, "schedule": {"steps": 3, "warmup": 0}, "optimizer": {"lr": 1e-4}}
+    images = 255 * torch.rand(batch, 3, side, side, device="cuda")
+    labels = torch.randint(0, 5, (batch, side, side), device="cuda")
+    stepper = Stepper(make(name).train(), config_from(values), Processes(torch.device("cuda")))
+    (share,) = pixel_shares([labels], stepper.config.loss, stepper.processes)
+    yield functools.partial(stepper._backward, images, labels, share)
+    model = make(name).cuda().eval()
+    yield torch.no_grad()(lambda: model(images))
+    fused = model.fused(PRECISIONS[precision], graphs=False)
+    yield lambda: fused(images)
+
+
+if __name__ == "__main__":
+    main()

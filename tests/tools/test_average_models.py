@@ -45,3 +45,20 @@ def test_other_architectures_are_refused(tmp_path, capsys):
     assert average_models.main(words) == 1
     assert "differ in their architecture" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_norms_are_counted_anew_on_crops_as_they_come(tmp_path):
+    """The first norm's statistics against its inputs', caught on the way; all norms move."""
+    model = saved(tmp_path / "one", 0, 100.0)
+    norms = [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)]
+    caught = []
+    norms[0].register_forward_pre_hook(lambda module, inputs: caught.append(inputs[0].double()))
+    crops = [255 * torch.rand(2, 3, 64, 64) for _ in range(3)]
+    before = [norm.running_mean.clone() for norm in norms]
+    average_models.count_norms(model, crops)
+    mean = torch.stack([x.mean((0, 2, 3)) for x in caught]).mean(0)
+    variance = torch.stack([x.var((0, 2, 3)) for x in caught]).mean(0)
+    torch.testing.assert_close(norms[0].running_mean.double(), mean, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(norms[0].running_var.double(), variance, rtol=1e-5, atol=1e-6)
+    assert all(not torch.equal(norm.running_mean, was) for norm, was in zip(norms, before, strict=True))
+    assert not model.training and all(norm.momentum == 0.1 and not norm.training for norm in norms)

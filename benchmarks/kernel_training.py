@@ -24,7 +24,7 @@ from crispseg.ops.maps.resizing import add_resized
 from crispseg.ops.train.cross_attention import few_tokens_attention
 from crispseg.ops.train.drop_path import add_kept
 from crispseg.ops.train.gated_mixer import convolve_mix_gate
-from crispseg.ops.train.matching import best_match
+from crispseg.ops.train.matching import best_match, soft_match
 from crispseg.ops.train.mlp import linear
 
 _IGNORED = 255
@@ -125,6 +125,13 @@ def matching(net: Network, place: Place) -> Work:
     return Work(lambda m, x, prototypes: best_match(x, prototypes)[0], nn.Module(), inputs)
 
 
+def soft_matching(net: Network, place: Place) -> Work:
+    """As sharp as at the start of a training."""
+    descriptors, prototypes = matching(net, place).inputs
+    sharpness = net.head.scale().detach()
+    return Work(lambda m, *inputs: soft_match(*inputs), nn.Module(), (descriptors, prototypes, sharpness))
+
+
 def entropy(net: Network, place: Place) -> Work:
     size = (place.batch, net.size, net.size)
     target = torch.randint(net.model.num_classes, size, device=net.device)
@@ -180,5 +187,6 @@ TRAINING: list[Entry] = [
     Entry("few_tokens_attention, own", _OWN, (1,)),
     Entry("few_tokens_attention, pixels", _PIXELS, (1,)),
     Entry("best_match", matching, (1,)),
+    Entry("soft_match", soft_matching, (1,)),
     Entry("cross_entropy", entropy, (1,)),
 ]

@@ -21,6 +21,7 @@ from crispseg.losses import (
     segmentation_loss,
 )
 from crispseg.models.base import Output
+from crispseg.models.omp import Matches
 
 
 def make(batch=2, classes=4, size=5, seed=0, ignored=0.3):
@@ -125,6 +126,17 @@ def test_mutual_information_against_loops(classes, k, seed):
             found.append(entropies[0] - sum(entropies[1:]) / len(shares))
     expected = -sum(found) / max(len(found), 1) / math.log(k)
     assert mutual_loss(matches, target).item() == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+def test_logits_of_every_prototype_are_made_only_for_the_mutual_information():
+    prototypes, target = F.normalize(torch.randn(2, 4, 3, 8), dim=-1), torch.randint(0, 4, (2, 6, 8))
+    matches = Matches(torch.randn(2, 8, 3, 4, requires_grad=True), prototypes, torch.tensor(10.0))
+    logits = torch.randn(2, 4, 6, 8)
+    terms = segmentation_loss(Output(logits, matches=matches), target, LossConfig(mutual=0.5))
+    torch.testing.assert_close(terms["mutual"], mutual_loss(matches.logits(), target))
+    assert torch.autograd.grad(terms["total"], matches.descriptors)[0].abs().max() > 0
+    unused = Matches(matches.descriptors, prototypes[..., :1], matches.scale)  # they cannot be made
+    assert "mutual" not in segmentation_loss(Output(logits, matches=unused), target, LossConfig())
 
 
 def test_mutual_information_at_its_ends():

@@ -158,6 +158,6 @@ def segmentation_loss(output: Output, target: Tensor, config: LossConfig) -> dic
         terms["margin"] = margin_loss(output.prototypes, config.delta)
         total = total + config.margin * terms["margin"]
     if config.mutual and output.matches is not None:
-        terms["mutual"] = mutual_loss(output.matches, known)
+        terms["mutual"] = mutual_loss(output.matches.logits(), known)
         total = total + config.mutual * terms["mutual"]
     return {**terms, "total": total}

@@ -144,6 +144,33 @@ def test_soft_matching_is_a_log_sum_exp_that_ends_in_the_maximum():
     torch.testing.assert_close(head.eval()(features).logits, matches.amax(2))
 
 
+def test_gradients_of_soft_matching_are_those_of_the_log_sum_exp():
+    """The learned scale is in it twice: as a factor, and in how sharp the maximum is."""
+    head, features = make_head(matching="lse").double(), [x.double() for x in make_features()]
+    head.training = True
+    head.at_progress(0.3)
+    weights = torch.randn(5, 1, 1, dtype=torch.float64)
+
+    def gradients(logits):
+        return torch.autograd.grad((logits * weights).sum(), [head.log_scale, *head.hyper.parameters()])
+
+    found = gradients(head(features).logits)
+    tokens, pixels = head.interact(features)
+    matches = match(pixels, F.normalize(head.hyper(tokens), dim=-1)) * head.scale()
+    for mine, truth in zip(found, gradients(0.6 * torch.logsumexp(matches / 0.6, 2)), strict=True):
+        torch.testing.assert_close(mine, truth, rtol=1e-5, atol=1e-8)
+
+
+def test_logits_of_every_prototype_are_made_where_matching_is_soft():
+    head, features = make_head(matching="lse"), make_features()
+    assert head(features).matches is None  # in evaluation
+    head.training = True
+    tokens, pixels = head.interact(features)
+    matches = match(pixels, F.normalize(head.hyper(tokens), dim=-1)) * head.scale()
+    torch.testing.assert_close(head(features).matches.logits(), matches)
+    assert make_head().train()(features).matches is None
+
+
 def test_soft_matching_gives_every_prototype_gradients():
     def gradients(matching):
         torch.manual_seed(0)

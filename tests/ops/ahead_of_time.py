@@ -56,7 +56,9 @@ def main():
     parser.add_argument("capability", type=int)
     parser.add_argument("work", choices=["train", "predict"])
     parser.add_argument("--model", default="crisp_nano")
+    parser.add_argument("--options", type=json.loads, default={}, help="of the model, as JSON")
     parser.add_argument("--most", type=int, help="so many kernels only")
+    parser.add_argument("--of", default="", help="kernels of this module only")
     parser.add_argument("--size", type=int, default=64)
     args = parser.parse_args()
     driver.set_active(compile_ahead.OnlyATarget(args.capability))
@@ -64,7 +66,7 @@ def main():
     launch.INTERPRETED = True  # its tensors may be on a CPU
     dispatch.shared_memory = lambda device: 1024 * SHARED[args.capability]
     torch.manual_seed(0)
-    model = crispseg.create_model(args.model)
+    model = crispseg.create_model(args.model, **args.options)
     images = torch.rand(1, 3, args.size, args.size)
     if args.work == "train":
         kernels = launched(lambda: training(model.train().bfloat16(), images.bfloat16()))
@@ -72,7 +74,8 @@ def main():
         kernels = launched(lambda: predicting(model, images))
     compiled, failed = {}, {}
     started = time.monotonic()
-    for (module, name, specialization), function in list(kernels.items())[: args.most]:
+    chosen = [(key, function) for key, function in kernels.items() if args.of in key[0]]
+    for (module, name, specialization), function in chosen[: args.most]:
         assert isinstance(function, JITFunction)
         label = f"{module.removeprefix('crispseg.ops.')}.{name}"
         try:

@@ -43,6 +43,15 @@ def test_some_for_a_laptop(tmp_path):
     check(found, 86)
 
 
+@pytest.mark.parametrize("capability", [86, *(pytest.param(x, marks=pytest.mark.slow) for x in SHARED if x != 86)])
+def test_soft_matching(tmp_path, capability):
+    found = compiled(
+        tmp_path, capability, "train", "--options", '{"matching": "lse"}', "--of", "train.matching_kernels"
+    )
+    assert {name.rpartition(".")[2] for name in found["compiled"]} == {"_best_kernel", "_best_gradients"}
+    check(found, capability)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", SHARED)
 def test_all_that_training_launches(tmp_path, capability):

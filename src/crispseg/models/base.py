@@ -13,6 +13,7 @@ from crispseg.normalisation import Normalisation
 
 if TYPE_CHECKING:
     from crispseg.fused.model import Fused
+    from crispseg.models.omp import Matches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Output(NamedTuple):
     logits: Tensor  # (B, classes, H, W)
     aux: tuple[Tensor, ...] = ()  # logits of auxiliary heads, each (B, classes, H, W)
     prototypes: Tensor | None = None  # (B, classes, K, d), L2-normalised
-    matches: Tensor | None = None  # (B, classes, K, h, w) logits of every prototype, where matching is soft
+    matches: Matches | None = None  # of pixels with every prototype, where matching is soft
 
 
 class SegmentationModel(nn.Module):

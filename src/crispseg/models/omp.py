@@ -24,7 +24,7 @@ from crispseg.ops.common.precision import widened
 from crispseg.ops.maps.normalize import layer_norm
 from crispseg.ops.maps.resizing import add_resized
 from crispseg.ops.train.cross_attention import attention, few_tokens_attention
-from crispseg.ops.train.matching import best_match, match
+from crispseg.ops.train.matching import best_match, match, soft_match
 from crispseg.ops.train.mlp import linear
 
 if TYPE_CHECKING:
@@ -80,11 +80,23 @@ class OMPConfig:
         )
 
 
+class Matches(NamedTuple):
+    """What the logits of every prototype are made of. They are many, and few losses ask for them."""
+
+    descriptors: Tensor  # (B, d_h, h, w)
+    prototypes: Tensor  # (B, classes, K, d_h)
+    scale: Tensor
+
+    def logits(self) -> Tensor:
+        """(B, classes, K, h, w)."""
+        return match(self.descriptors, self.prototypes) * self.scale
+
+
 class Matched(NamedTuple):
     logits: Tensor  # (B, classes, h, w) at the descriptors' stride
     prototypes: Tensor  # (B, classes, K, d_h), L2-normalised
     allocation: Tensor | None  # (B, classes, h, w) index of the winning prototype, when asked for
-    matches: Tensor | None = None  # (B, classes, K, h, w) logits of every prototype, in training with soft matching
+    matches: Matches | None = None  # in training with soft matching
 
 
 class ConcatNeck(nn.Module):
@@ -315,8 +327,9 @@ class OMPHead(nn.Module):
         tokens, pixels = self.interact(features)
         prototypes = self.prototypes(tokens)
         if self.training and self.config.matching == "lse":
-            matches = match(pixels, prototypes) * self.scale()
-            return Matched(soft_maximum(matches, self.softness), prototypes, None, matches)
+            scale = self.scale()  # with T the softness, T log sum_k exp(z_k / T) of the logits z = scale * cosines
+            logits = scale * soft_match(pixels, prototypes, scale / self.softness)
+            return Matched(logits, prototypes, None, Matches(pixels, prototypes, scale))
         logits, winners = self.scores(pixels, prototypes)
         return Matched(logits, prototypes, winners.long() if allocation else None)
 
@@ -380,8 +393,3 @@ _SOFT_UNTIL, _LEAST_SOFTNESS = 0.75, 0.02
 def softness_at(progress: float) -> float:
     """From 1 in a straight line to all but nothing at three quarters of the training, then constant."""
     return max(_LEAST_SOFTNESS, 1 - progress / _SOFT_UNTIL)
-
-
-def soft_maximum(matches: Tensor, softness: Tensor) -> Tensor:
-    """T log sum_k exp(z_k / T) over the prototypes of (B, classes, K, h, w): the maximum as T goes to 0."""
-    return softness * torch.logsumexp(matches / softness, dim=2)

@@ -1,5 +1,7 @@
 """The head's kernels with gradients through Triton's interpreter; run by `test_interpreted.py`."""
 
+import math
+
 import pytest
 import torch
 
@@ -11,7 +13,7 @@ from crispseg.ops.train import matching as cosines
 from tests.conftest import relative_error
 from tests.ops.maps.test_maps import resized
 from tests.ops.train.test_cross_attention import head_by_head
-from tests.ops.train.test_matching import best_of
+from tests.ops.train.test_matching import best_of, smooth_best_of
 
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 
@@ -71,7 +73,7 @@ ATTENTIONS = {
 
 
 def best_cosines(x, prototypes):
-    best, winners, _ = cosines._best_cosines(x, prototypes)
+    best, winners, _ = cosines._best_cosines(x, prototypes, None)
     assert winners.max() < prototypes.shape[2]
     return best
 
@@ -100,6 +102,91 @@ def test_a_descriptor_of_zeros():
     torch.testing.assert_close(x.grad, expected.expand_as(x))
 
 
+def smooth_best(x, prototypes, sharpness):
+    values, every, _ = cosines._soft_cosines(x, prototypes, sharpness)
+    assert every.shape == (*prototypes.shape[:3], x.shape[1])
+    return values
+
+
+def unit_prototypes(*shape):
+    return torch.nn.functional.normalize(torch.randn(shape), dim=-1)
+
+
+# pixels, classes, prototypes of a class, channels
+@pytest.mark.parametrize(
+    "size", [(37, 6, 3, 64), (1, 1, 1, 4), (33, 17, 5, 64), (19, 2, 3, 128), (18, 17, 1, 24), (20, 6, 5, 200)], ids=str
+)
+@pytest.mark.parametrize(
+    ("sharpness", "dtype"), [(0.5, torch.bfloat16), (10.0, torch.float32), (1e3, torch.float32), (1e3, torch.bfloat16)]
+)
+def test_smooth_best_cosines(size, sharpness, dtype):
+    pixels, classes, count, width = size
+    x = draw(2, pixels, width, dtype=dtype, scale=30.0)
+    agree_softly(x, unit_prototypes(2, classes, count, width), sharpness)
+
+
+def agree_softly(x, prototypes, sharpness):
+    """As `agree`, and the sharpness's gradient to one part in a thousand of what it is the sum of, in half precision
+    too: its terms may cancel."""
+    given = [y.detach().requires_grad_() for y in (x, prototypes, torch.tensor(sharpness))]
+    exact = [y.detach().double().requires_grad_() for y in given]
+    found, truth = smooth_best(*given), smooth_best_of(*exact)
+    bound = BOUNDS[x.dtype]
+    assert relative_error(found, truth) < 1e-5
+    g = torch.randn_like(truth)
+    found.backward(g.float())
+    slopes = torch.autograd.grad(truth, exact[2], g.abs(), retain_graph=True)[0].abs()
+    truth.backward(g)
+    for y, true in zip(given[:2], exact[:2], strict=True):
+        assert y.grad.dtype == y.dtype
+        assert (y.grad - true.grad).norm() < bound * true.grad.norm() + 1e-7
+    assert given[2].grad.shape == ()
+    assert (given[2].grad - exact[2].grad).abs() <= 1e-3 * slopes
+
+
+def test_smooth_gradients_of_pixels_close_to_their_prototypes():
+    """Nearly all of the gradient lies along the pixel, and is taken away again."""
+    prototypes = unit_prototypes(1, 3, 1, 64) + 0.005 * torch.randn(1, 3, 3, 64)
+    prototypes = torch.nn.functional.normalize(prototypes, dim=-1)
+    owner = torch.arange(50) % 3
+    x = (prototypes[:, owner, 0] + 0.005 * torch.randn(1, 50, 64)).bfloat16().requires_grad_()
+    g = torch.randn(1, 3, 50) * (owner == torch.arange(3)[:, None])
+    sharpness = torch.tensor(20.0)
+    smooth_best(x, prototypes, sharpness).backward(g)
+    exact = x.detach().double().requires_grad_()
+    smooth_best_of(exact, prototypes.double(), sharpness.double()).backward(g.double())
+    assert relative_error(x.grad, exact.grad) < 1e-2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("count", "sharpness"), [(1, 3.0), (1, 5000.0), (4, 1e7)])
+def test_one_prototype_or_very_sharp_is_hard_matching(count, sharpness, dtype):
+    x, prototypes = draw(2, 37, 40, dtype=dtype), unit_prototypes(2, 6, count, 40)
+    found = []
+    for function in (best_cosines, lambda x, p: smooth_best(x, p, torch.tensor(sharpness))):
+        given = [x.clone().requires_grad_(), prototypes.clone().requires_grad_()]
+        values = function(*given)
+        values.square().sum().backward()
+        found.append((values, *(y.grad for y in given)))
+    for hard, soft in zip(*found, strict=True):
+        if count == 1:
+            assert torch.equal(hard, soft)
+        else:
+            torch.testing.assert_close(hard, soft)
+
+
+def test_a_descriptor_of_zeros_matched_softly():
+    x = torch.zeros(1, 3, 16, requires_grad=True)
+    prototypes = torch.randn(1, 2, 3, 16, requires_grad=True)
+    sharpness = torch.tensor(8.0, requires_grad=True)
+    values = smooth_best(x, prototypes, sharpness)
+    values.sum().backward()
+    torch.testing.assert_close(values, torch.full_like(values, math.log(3) / 8))
+    assert (prototypes.grad == 0).all()
+    torch.testing.assert_close(x.grad, (1e12 * prototypes.detach()[0].mean(1).sum(0)).expand_as(x))
+    torch.testing.assert_close(sharpness.grad, torch.tensor(-6 * math.log(3) / 64))
+
+
 SIZES_OF_MAPS = [
     ((4, 4), (8, 8)),
     ((3, 5), (7, 9)),
@@ -123,10 +210,11 @@ def test_resized_maps(low, size):
     agree(resizing._resize_add, lambda x, y: resized(x, size) + y, (x, finer))
 
 
-@pytest.mark.parametrize("neck", ["topdown", "concat"])
-def test_a_head_with_and_without_kernels(monkeypatch, neck):
+@pytest.mark.parametrize(("neck", "matching"), [("topdown", "max"), ("concat", "max"), ("topdown", "lse")])
+def test_a_head_with_and_without_kernels(monkeypatch, neck, matching):
     widths = (8, 8, 16, 16)
-    head = OMPHead(widths, 3, OMPConfig(dim=32, attention_heads=4, mlp_dim=32, neck=neck)).train()
+    head = OMPHead(widths, 3, OMPConfig(dim=32, attention_heads=4, mlp_dim=32, neck=neck, matching=matching)).train()
+    head.at_progress(0.5)
     features = [draw(1, w, 32 // s, 96 // s) for w, s in zip(widths, (4, 8, 16, 32), strict=True)]
 
     def step():

@@ -13,7 +13,7 @@ from crispseg.ops.train import matching as cosines
 from tests.conftest import relative_error
 from tests.ops.maps.test_maps import resized
 from tests.ops.train.test_cross_attention import head_by_head
-from tests.ops.train.test_matching import best_of
+from tests.ops.train.test_matching import best_of, smooth_best_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -93,6 +93,40 @@ def test_best_cosines(size, scale):
     )
 
 
+@pytest.mark.parametrize(
+    "size",
+    [(16384, 6, 3, 256), (4096, 17, 5, 128), (1, 1, 1, 4), (1001, 2, 3, 64), (77, 40, 1, 64), (300, 2, 20, 200)],
+    ids=str,
+)
+@pytest.mark.parametrize("sharpness", [0.5, 10.0, 1e3])
+def test_smooth_best_cosines(size, sharpness):
+    pixels, classes, count, width = size
+    x = draw(2, width, pixels, 1, scale=30.0)
+    prototypes = torch.nn.functional.normalize(torch.randn(2, classes, count, width, device="cuda"), dim=-1)
+    sharpness = torch.tensor(sharpness, device="cuda", requires_grad=True)
+    assert cosines.soft_match.takes(x, prototypes, sharpness)
+    agree(
+        lambda x, p: cosines.soft_match(x, p, sharpness.detach()).flatten(2),
+        lambda x, p: smooth_best_of(x.flatten(2).transpose(1, 2), p, sharpness.detach().double()),
+        (x, prototypes),
+    )
+    cosines.soft_match(x, prototypes, sharpness).sum().backward()  # no terms that cancel
+    exact = sharpness.detach().double().requires_grad_()
+    smooth_best_of(x.double().flatten(2).transpose(1, 2), prototypes.double(), exact).sum().backward()
+    assert (sharpness.grad - exact.grad).abs() <= 1e-3 * exact.grad.abs()
+
+
+def test_one_prototype_is_hard_matching():
+    x, prototypes = draw(2, 64, 333, 1), torch.randn(2, 6, 1, 64, device="cuda")
+    sharpness, found = torch.tensor(7.0, device="cuda"), []
+    for function in (lambda x, p: cosines.best_match(x, p)[0], lambda x, p: cosines.soft_match(x, p, sharpness)):
+        given = [x.clone().requires_grad_(), prototypes.clone().requires_grad_()]
+        values = function(*given)
+        found.append((values, *torch.autograd.grad(values.square().sum(), given)))
+    for hard, soft in zip(*found, strict=True):
+        torch.testing.assert_close(hard, soft)
+
+
 MAPS = [((64, 64), (128, 128)), ((17, 33), (33, 65)), ((1, 1), (5, 3)), ((16, 16), (128, 128)), ((9, 7), (4, 3))]
 
 
@@ -109,11 +143,11 @@ def test_resized_maps(low, size, layout, dtype):
     agree(resizing.add_resized, lambda y, x: in_planes(size)(x) + y, (finer, x))
 
 
-@pytest.mark.parametrize("neck", ["topdown", "concat"])
+@pytest.mark.parametrize(("neck", "matching"), [("topdown", "max"), ("concat", "max"), ("topdown", "lse")])
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-def test_a_head_with_and_without_kernels(neck, compiled):
+def test_a_head_with_and_without_kernels(neck, matching, compiled):
     widths = (32, 64, 96, 128)
-    head = OMPHead(widths, 5, OMPConfig(dim=128, mlp_dim=256, neck=neck)).cuda().train()
+    head = OMPHead(widths, 5, OMPConfig(dim=128, mlp_dim=256, neck=neck, matching=matching)).cuda().train()
     features = [
         torch.randn(2, w, 96 // s, 128 // s, device="cuda").contiguous(memory_format=torch.channels_last)
         for w, s in zip(widths, (4, 8, 16, 32), strict=True)
@@ -151,3 +185,22 @@ def test_captured_graph_replays():
         q.copy_(torch.randn_like(q))
     graph.replay()
     assert all(map(torch.equal, found, step()))
+
+
+def test_captured_soft_matching_reads_its_sharpness_when_replayed():
+    x, prototypes = draw(2, 64, 300, 1).requires_grad_(), torch.randn(2, 6, 3, 64, device="cuda", requires_grad=True)
+    log_scale = torch.tensor(2.0, device="cuda", requires_grad=True)
+    softness = torch.tensor(1.0, device="cuda")
+
+    def step():
+        logits = log_scale.exp() * cosines.soft_match(x, prototypes, log_scale.exp() / softness)
+        return logits.detach().clone(), *torch.autograd.grad(logits.square().sum(), (x, prototypes, log_scale))
+
+    before = step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step()
+    softness.fill_(0.1)
+    graph.replay()
+    assert all(map(torch.equal, found, step()))
+    assert not torch.equal(found[0], before[0])

@@ -1,5 +1,8 @@
 """Triton kernels of `matching.py`: descriptors are read once in each direction, and never widened in memory.
 
+Hard and soft matching are the same kernels: where a sharpness is given, it is soft. Soft ones keep all cosines, in
+float32 as they are multiplied by the sharpness; their gradients then agree with each other however weights are rounded.
+
 A prototype in float32 is two numbers in half precision, the second what the first leaves; the sum of both products with
 a descriptor is as good as one in float32.
 """
@@ -17,10 +20,11 @@ from torch import Tensor
 from crispseg.ops.common.rounding import multiply
 from crispseg.ops.common.tokens_and_pixels import add_parts, like, product
 from crispseg.ops.infer.pixel_attention import MOST_CHANNELS
-from crispseg.ops.infer.pixel_attention_kernels import AttentionTiles, inside
+from crispseg.ops.infer.pixel_attention_kernels import LOG2_E, AttentionTiles, inside
 
 _TILES = AttentionTiles(64, 4, 2, 3)
 _COLUMNS = 64  # channels that a program of the gradients holds
+_SOFT_REGISTERS = 168  # of those of soft matching, so that as many run at once as in hard matching
 _FLOAT32 = AttentionTiles(16, 4, 1)  # for the interpreter
 _ROWS = 32  # prototypes of a group of classes
 _LEAST_NORM = tl.constexpr(1e-12)  # as functional.normalize has it
@@ -43,14 +47,21 @@ def _prototypes(
 
 
 @triton.jit
+def _of_all(index, one, where, count, length):
+    """The places of pixels' cosines with all prototypes of some classes: (pixels, prototypes, classes)."""
+    return (index[None, None, :].to(tl.int64) * count + one[None, :, None]) * length + where[:, None, None]
+
+
+@triton.jit
 def _best_kernel(
-    x, prototypes, best, winners, norms, length, span, classes, count,
+    x, prototypes, best, kept, norms, sharpness, length, span, classes, count,
     WIDTH: tl.constexpr, COLUMNS: tl.constexpr, CLASSES: tl.constexpr, COUNT: tl.constexpr,
     PIXELS: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """For a span of the pixels and some classes: the best cosine, which prototype it is with, and pixels' norms."""
+    """For a span of the pixels and some classes: the best cosine, which prototype it is with, and pixels' norms; or,
+    with a sharpness b, log(sum_k exp(b c_k)) / b and all cosines c_k."""
     first, image = tl.program_id(1) * CLASSES, tl.program_id(2).to(tl.int64)
-    column, index = tl.arange(0, COLUMNS), first + tl.arange(0, CLASSES)
+    column, index, one = tl.arange(0, COLUMNS), first + tl.arange(0, CLASSES), tl.arange(0, COUNT)
     used = inside(column, WIDTH, WIDTH == COLUMNS)
     there, _, _, high, low = _prototypes(
         prototypes, x, first, image, classes, count, column, WIDTH, WIDTH == COLUMNS, CLASSES, COUNT
@@ -59,7 +70,8 @@ def _best_kernel(
     x += (image * length + begin) * WIDTH
     norms += image * length + begin
     best += image * classes * length + begin
-    winners += image * classes * length + begin
+    kept += image * classes * (1 if sharpness is None else count) * length + begin
+    steep = 0.0 if sharpness is None else tl.load(sharpness) * LOG2_E
     last = tl.minimum(length - begin, span)
     for start in range(0, last, PIXELS):
         where = start + tl.arange(0, PIXELS)
@@ -67,24 +79,34 @@ def _best_kernel(
         some = tl.load(x + where[:, None] * WIDTH + column[None, :], mask=here[:, None] & used[None, :], other=0.0)
         scores = multiply(some, tl.trans(high), product(some, tl.trans(low)))
         scores = tl.where(there[None, :], scores, float("-inf"))
-        highest, winner = tl.max(tl.reshape(scores, (PIXELS, COUNT, CLASSES)), 1, return_indices=True)
+        scores = tl.reshape(scores, (PIXELS, COUNT, CLASSES))
         wide = some.to(tl.float32)
         norm = tl.maximum(tl.sqrt(tl.sum(wide * wide, 1)), _LEAST_NORM)
         place = index[None, :].to(tl.int64) * length + where[:, None]
         keep = here[:, None] & (index < classes)[None, :]
-        tl.store(best + place, highest / norm[:, None], mask=keep)
-        tl.store(winners + place, winner.to(tl.uint8), mask=keep)
+        if sharpness is None:
+            highest, winner = tl.max(scores, 1, return_indices=True)
+            value = highest / norm[:, None]
+            tl.store(kept + place, winner.to(tl.uint8), mask=keep)
+        else:
+            cosines = scores / norm[:, None, None]
+            highest = tl.max(cosines, 1)
+            value = highest + tl.log2(tl.sum(tl.exp2((cosines - highest[:, None, :]) * steep), 1)) / steep
+            among = keep[:, None, :] & (one < count)[None, :, None]
+            tl.store(kept + _of_all(index, one, where, count, length), cosines, mask=among)
+        tl.store(best + place, value, mask=keep)
         tl.store(norms + where, norm, mask=here)
 
 
 @triton.jit
 def _best_gradients(
-    g, x, prototypes, best, winners, norms, dx, parts, length, span, classes, count,
+    g, x, prototypes, best, kept, norms, dx, parts, sharpness, sharper, length, span, classes, count,
     WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BLOCKS: tl.constexpr, CLASSES: tl.constexpr, COUNT: tl.constexpr,
     PIXELS: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """With n the norm and G each winner's gradient over n: dP = G^T x, dx = G P - x (x . G P) / n^2. As the winner's
-    product with x is n times its cosine, x . G P needs no other channels than the program's own.
+    product with x is n times its cosine, x . G P needs no other channels than the program's own. In soft matching all
+    win, by their share p_k of the softmax of b c_k; the value v has the derivative sum_k p_k (c_k - v) / b to b.
 
     dx is linear in G: where classes are dealt out to several programs, each writes its share."""
     group, image = tl.program_id(1) // BLOCKS, tl.program_id(2).to(tl.int64)
@@ -100,9 +122,12 @@ def _best_gradients(
     dx += ((group * images + image) * length + begin) * WIDTH
     norms += image * length + begin
     offset = image * classes * length + begin
-    g, best, winners = g + offset, best + offset, winners + offset
+    g, best = g + offset, best + offset
+    kept += image * classes * (1 if sharpness is None else count) * length + begin
+    steep = 0.0 if sharpness is None else tl.load(sharpness) * LOG2_E
     last = tl.minimum(length - begin, span)
     d_prototypes = tl.zeros([COUNT * CLASSES, COLUMNS], tl.float32)
+    steeper = tl.zeros([PIXELS], tl.float32)
     for start in range(0, last, PIXELS):
         where = start + tl.arange(0, PIXELS)
         here = inside(where, last, EVEN)
@@ -110,14 +135,25 @@ def _best_gradients(
         place = index[None, :].to(tl.int64) * length + where[:, None]
         keep = here[:, None] & (index < classes)[None, :]
         norm = tl.load(norms + where, mask=here, other=1.0)
-        winner = tl.load(winners + place, mask=keep, other=0).to(tl.int32)
-        cosine = tl.load(best + place, mask=keep, other=0.0)
+        value = tl.load(best + place, mask=keep, other=0.0)
+        given = tl.load(g + place, mask=keep, other=0.0)
         # Rounded before all else, so that what cancels does so exactly.
-        gradient = like(tl.load(g + place, mask=keep, other=0.0) / norm[:, None], some).to(tl.float32)
-        matched = tl.where(winner[:, None, :] == one[None, :, None], gradient[:, None, :], 0.0)
+        gradient = like(given / norm[:, None], some).to(tl.float32)
+        if sharpness is None:
+            winner = tl.load(kept + place, mask=keep, other=0).to(tl.int32)
+            matched = tl.where(winner[:, None, :] == one[None, :, None], gradient[:, None, :], 0.0)
+            turned = gradient * value
+        else:
+            among = keep[:, None, :] & (one < count)[None, :, None]
+            cosines = tl.load(kept + _of_all(index, one, where, count, length), mask=among, other=0.0)
+            below = cosines - value[:, None, :]
+            share = tl.exp2(tl.where(among, below * steep, float("-inf")))
+            matched = like(share * gradient[:, None, :], some).to(tl.float32)
+            turned = tl.sum(matched * cosines, 1)
+            steeper += tl.sum(given * tl.sum(share * below, 1), 1)
         matched = like(tl.reshape(matched, (PIXELS, COUNT * CLASSES)), some)
         # A norm at its floor is a constant.
-        along = tl.where(norm > _LEAST_NORM, tl.sum(gradient * cosine, 1) / norm, 0.0)
+        along = tl.where(norm > _LEAST_NORM, tl.sum(turned, 1) / norm, 0.0)
         result = multiply(matched, high, product(matched, low)) - some.to(tl.float32) * along[:, None]
         tl.store(
             dx + where[:, None] * WIDTH + column[None, :], like(result, some), mask=here[:, None] & used[None, :]
@@ -126,6 +162,9 @@ def _best_gradients(
 
     part = image * tl.num_programs(0) + tl.program_id(0)
     tl.store(parts + part * classes * count * WIDTH + places, d_prototypes, mask=filled)
+    if sharpness is not None:  # all blocks of channels find the same
+        sharper += part * tl.num_programs(1) + tl.program_id(1)
+        tl.store(sharper, tl.sum(steeper, 0) * LOG2_E / (steep * BLOCKS))
 
 
 class Shape(NamedTuple):
@@ -157,30 +196,37 @@ class Shape(NamedTuple):
         return cls(triton.cdiv(length, span), groups, blocks, (length, span, classes, count), fixed)
 
 
-def best(x: Tensor, prototypes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The best cosines and who won, (B, classes, L), and the norms of x, (B, L)."""
+def best(x: Tensor, prototypes: Tensor, sharpness: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """The best cosines and who won, (B, classes, L), and the norms of x, (B, L). With a sharpness the smooth maxima,
+    and all cosines, (B, classes, K, L), for who won."""
     x, prototypes = x.contiguous(), prototypes.contiguous()
     shape = Shape.of(x, prototypes, MOST_CHANNELS)
     size = (x.shape[0], prototypes.shape[1], x.shape[1])
     values = torch.empty(size, dtype=torch.float32, device=x.device)
-    winners = torch.empty(size, dtype=torch.uint8, device=x.device)
+    each = (*prototypes.shape[:3], x.shape[1])
+    kept = torch.empty_like(values, dtype=torch.uint8) if sharpness is None else values.new_empty(each)
     norms = torch.empty(x.shape[:2], dtype=torch.float32, device=x.device)
     _best_kernel[(shape.splits, shape.groups, len(x))](
-        x, prototypes, values, winners, norms, *shape.numbers, **shape.fixed
+        x, prototypes, values, kept, norms, sharpness, *shape.numbers, **shape.fixed
     )  # fmt: skip
-    return values, winners, norms
+    return values, kept, norms
 
 
 def best_back(
-    g: Tensor, x: Tensor, prototypes: Tensor, values: Tensor, winners: Tensor, norms: Tensor
-) -> tuple[Tensor, Tensor]:
+    g: Tensor, x: Tensor, prototypes: Tensor, sharpness: Tensor | None, *found: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x, the prototypes and the sharpness (anything where there is none); `best` has found the rest."""
     g, x, prototypes = g.contiguous(), x.contiguous(), prototypes.contiguous()
     shape = Shape.of(x, prototypes, _COLUMNS)
     dx = x.new_empty(shape.groups, *x.shape)
     parts = torch.empty(len(x), shape.splits, *prototypes.shape[1:], dtype=torch.float32, device=x.device)
-    _best_gradients[(shape.splits, shape.groups * shape.blocks, len(x))](
-        g, x, prototypes, values, winners, norms, dx, parts, *shape.numbers, BLOCKS=shape.blocks, **shape.fixed
+    programs = shape.splits, shape.groups * shape.blocks, len(x)
+    sharper = None if sharpness is None else parts.new_empty(programs)
+    _best_gradients[programs](
+        g, x, prototypes, *found, dx, parts, sharpness, sharper, *shape.numbers,
+        BLOCKS=shape.blocks, maxnreg=None if sharpness is None else _SOFT_REGISTERS, **shape.fixed,
     )  # fmt: skip
     d_prototypes = torch.empty_like(prototypes)
     add_parts(parts, d_prototypes)
-    return dx.view(x.shape) if shape.groups == 1 else dx.sum(0), d_prototypes
+    dx = dx.view(x.shape) if shape.groups == 1 else dx.sum(0)
+    return dx, d_prototypes, parts.new_empty(()) if sharper is None else sharper.sum()

@@ -65,7 +65,8 @@ def compile_ahead(work: Callable[[], Any], device: torch.device) -> int:
     if several and len(needed) >= _WORTHWHILE:
         compile_side_by_side(needed, compiler or start_compiler(device))
     elif compiler is not None:
-        compiler.communicate("")
+        with compiler:
+            compiler.kill()
     return len(needed)
 
 

@@ -134,6 +134,7 @@ def test_epochs_become_steps(folder, tmp_path):
         ({"data": {"path": "nowhere"}}, "no data folder nowhere"),
         ({"data": {"path": ""}}, "no data: give data=FOLDER"),
         ({"loss": {"class_weights": [1, 2, 3]}}, "3 numbers, but there are 2 classes"),
+        ({"loss": {"mutual": 0.1}}, "loss.mutual needs a model with soft matching: crisp_nano has none"),
         ({"batch_size": 3, "accumulate": 2}, "batch_size 3 cannot be shared out"),
         ({"model": {"name": "crisp_nanno"}}, "did you mean 'crisp_nano'"),
         ({"model": {"name": "crisp_nano", "options": {"widht": 8}}}, "did you mean 'width'"),

@@ -61,6 +61,7 @@ class SegmentationModel(nn.Module):
     one_size_because: str = ""  # why it can be exported for one size of image only; empty: it can for any
     options: dict[str, Any]
     info: ModelInfo
+    matches_softly: bool = False  # whether its training output has `matches`
     training_only: tuple[str, ...] = ()  # parts that evaluation does without, such as auxiliary heads
     origin: str = "random weights"  # what its weights started from, in words; not saved
 

@@ -22,6 +22,7 @@ class CRISP(SegmentationModel):
         super().__init__()
         self.backbone = VSSD(backbone, in_channels)
         self.head = OMPHead(self.backbone.widths, num_classes, head)
+        self.matches_softly = head.matching == "lse"
 
     def forward(self, image: Tensor) -> Tensor | Output:
         matched = self.head(self.backbone(image))

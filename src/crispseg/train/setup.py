@@ -205,6 +205,11 @@ def build_model(config: TrainConfig, folder: Folder) -> SegmentationModel:
     torch.manual_seed(config.seed)
     protocol = folder.protocol
     model = create_model(config.model.name, len(protocol.classes), folder.bands, **config.model.options)
+    if config.loss.mutual and not model.matches_softly:
+        raise UserError(
+            f"loss.mutual needs a model with soft matching: {model.name} has none; give a crisp model with "
+            "model.options.matching=lse, or loss.mutual=0"
+        )
     statistics, described = _facts(config, folder)
     ground = _ground(config, folder)
     model.info = ModelInfo(

@@ -11,7 +11,7 @@ from crispseg.bench.plot import MISSING, NOTHING
 from crispseg.files import replacing
 
 # Places of a label about its point, in points, best first.
-_OFFSETS = [(x, y) for y in (0, 11, -11, 22, -22, 33, -33) for x in (7, -7)]
+_OFFSETS = [(x, y) for y in (0, 11, -11, 22, -22, 33, -33, 44, -44, 55, -55) for x in (7, -7)]
 
 
 class Point(NamedTuple):
@@ -67,7 +67,7 @@ def _label(points: Sequence[Point], panel: Any, figure: Any) -> None:
     for point in points:
         ends = [(point.latency, point.score + sign * (point.spread or 0.0)) for sign in (-1, 1)]
         taken.append(Bbox(panel.transData.transform(ends)).padded(6))
-    for point in points:
+    for point in sorted(points, key=lambda point: not point.highlighted):
         for x, y in _OFFSETS:
             text = panel.annotate(
                 point.name,

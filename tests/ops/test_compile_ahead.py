@@ -1,5 +1,6 @@
 """Kernels compiled ahead: on a GPU nothing is left to compile; without one nothing happens."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -63,6 +64,40 @@ def test_processes_know_a_kernel_by_the_same_key_whatever_they_compiled_before()
     ]
     assert len(keys[0]) > 50
     assert keys[0] == keys[1]
+
+
+ANSWERS = "import sys; [print(n, 'failed: E' if n % 2 else 'compiled') for n, line in enumerate(sys.stdin)]"
+
+
+def test_kernels_are_handed_over_and_remembered(tmp_path, monkeypatch, capsys):
+    """With a compiler that fails at every other kernel: on a new machine it is started before the rehearsal."""
+    happened = []
+    kernels = [room.Kernel("module", f"kernel{i}", "{}") for i in range(8)]
+
+    def start(device):
+        happened.append("start")
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        return subprocess.Popen([sys.executable, "-c", ANSWERS], **pipes)
+
+    def rehearse(work):
+        happened.append("rehearse")
+        return work()
+
+    changes = {
+        "kernels_wanted": lambda: True, "HAS_TRITON": True, "available_cores": lambda: 2, "start_compiler": start,
+        "rehearse": rehearse, "_marks": lambda: tmp_path / "marks", "_triton_version": lambda: "1", "_KNOWN": set(),
+    }  # fmt: skip
+    for name, value in changes.items():
+        monkeypatch.setattr(room, name, value)
+    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
+    device = torch.device("cuda", 0)
+    assert room.compile_ahead(lambda: kernels[:1], device) == 1  # too few to hand over
+    assert happened == ["start", "rehearse"]
+    assert room.compile_ahead(lambda: kernels, device) == 8
+    assert happened[2:] == ["start", "rehearse"] and "compiled 8 kernels" in capsys.readouterr().err
+    assert len(list((tmp_path / "marks").iterdir())) == 4
+    assert room.compile_ahead(lambda: kernels[:4], device) == 2  # those that failed, left to their launches
+    assert happened[4:] == ["rehearse"]
 
 
 LISTED = """

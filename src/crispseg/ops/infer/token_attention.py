@@ -33,7 +33,7 @@ class Join(NamedTuple):
     norm: Norm
 
     def __call__(self, tokens: Tensor, read: Tensor) -> Tensor:
-        return self.norm(tokens + (read @ self.weight + self.bias))
+        return self.norm(tokens + functional.linear(read, self.weight.t(), self.bias))
 
 
 class Perceptron(NamedTuple):

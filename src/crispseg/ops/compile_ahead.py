@@ -114,18 +114,19 @@ def start_compiler(device: torch.device) -> subprocess.Popen[str]:
 def compile_side_by_side(kernels: Sequence[Kernel], compiler: subprocess.Popen[str]) -> None:
     """Hand the kernels over and count them as they are done, on stderr. What is not compiled is left to its launch."""
     assert compiler.stdin is not None and compiler.stdout is not None
-    started, done = time.monotonic(), 0
+    started, compiled = time.monotonic(), 0
     with contextlib.suppress(BrokenPipeError), compiler.stdin as given:
         given.writelines(json.dumps(kernel) + "\n" for kernel in kernels)
-    for line in compiler.stdout:
+    for done, line in enumerate(compiler.stdout, 1):
         number, word = line.split(maxsplit=1)
         if word.strip() == "compiled":
             _remember(kernels[int(number)])
-        done += 1
+            compiled += 1
         _show(f"compiling kernels: {done} of {len(kernels)}")
     compiler.wait()
     seconds = time.monotonic() - started
-    _show(f"compiled {done} kernels in {seconds:.0f} s; they are kept for the next time", end="\n")
+    late = f"; {len(kernels) - compiled} are left to their first launch" if compiled < len(kernels) else ""
+    _show(f"compiled {compiled} kernels in {seconds:.0f} s; they are kept for the next time{late}", end="\n")
 
 
 class OnlyATarget:

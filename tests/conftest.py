@@ -15,7 +15,7 @@ hypothesis.settings.load_profile("suite")
 def pytest_configure() -> None:
     """Beside a GPU each of xdist's processes keeps to one core: else every one would compile kernels on all of them."""
     worker = os.environ.get("PYTEST_XDIST_WORKER")
-    if worker and torch.cuda.is_available():
+    if worker and torch.cuda.is_available() and hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
 

@@ -86,6 +86,7 @@ def test_kernels_are_handed_over_and_remembered(tmp_path, monkeypatch, capsys):
     changes = {
         "kernels_wanted": lambda: True, "HAS_TRITON": True, "available_cores": lambda: 2, "start_compiler": start,
         "rehearse": rehearse, "_marks": lambda: tmp_path / "marks", "_triton_version": lambda: "1", "_KNOWN": set(),
+        "_LOADING": [],
     }  # fmt: skip
     for name, value in changes.items():
         monkeypatch.setattr(room, name, value)
@@ -93,9 +94,13 @@ def test_kernels_are_handed_over_and_remembered(tmp_path, monkeypatch, capsys):
     device = torch.device("cuda", 0)
     assert room.compile_ahead(lambda: kernels[:1], device) == 1  # too few to hand over
     assert happened == ["start", "rehearse"]
+    room.expect_work(device)
+    room.expect_work(device)  # one is enough
+    assert happened[2:] == ["start"]
     assert room.compile_ahead(lambda: kernels, device) == 8
     said = capsys.readouterr().err
     assert happened[2:] == ["start", "rehearse"]
+    room.expect_work(device)  # no new machine any more
     assert "compiled 4 kernels" in said and "4 are left to their first" in said
     assert len(list((tmp_path / "marks").iterdir())) == 4
     assert room.compile_ahead(lambda: kernels[:4], device) == 2  # those that failed, left to their launches

@@ -14,6 +14,7 @@ from crispseg.fused.convolutions import prepare_convolutions
 from crispseg.fused.fold import fold_batchnorms
 from crispseg.fused.graphs import GraphCache
 from crispseg.ops.common.precision import widened
+from crispseg.ops.compile_ahead import expect_work
 from crispseg.threads import one_thread
 
 if TYPE_CHECKING:
@@ -84,6 +85,8 @@ def fuse(model: SegmentationModel, precision: torch.dtype | None = None, graphs:
     dtype = precision or weight.dtype
     if dtype not in _PRECISIONS:
         raise UserError(f"a model cannot be fused in {dtype}; use torch.float32, torch.bfloat16 or torch.float16")
+    if graphs:
+        expect_work(weight.device)
     whole = copy.deepcopy(model).to("cpu", torch.float64)  # so that folding rounds nothing
     with torch.no_grad(), one_thread():
         fold_batchnorms(whole, model.in_channels)

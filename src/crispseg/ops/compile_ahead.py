@@ -31,6 +31,7 @@ from crispseg.threads import available_cores
 
 _WORTHWHILE = 4  # kernels; fewer are compiled sooner than processes start
 _KNOWN: set[str] = set()  # kernels that this process has seen compiled
+_LOADING: list[subprocess.Popen[str]] = []  # a compiler that was started for work to come
 
 
 class Kernel(NamedTuple):
@@ -52,22 +53,32 @@ def compile_ahead(work: Callable[[], Any], device: torch.device) -> int:
 
     `work` is run once without them, so its results there mean nothing: it must leave nothing behind that matters.
     """
-    if device.type != "cuda" or not kernels_wanted() or not HAS_TRITON:
+    if not _can_compile(device):
         return 0
-    several = available_cores() > 1
-    # on a new machine it is needed for sure, and loads while the work is rehearsed
-    compiler = start_compiler(device) if several and not _marks().exists() else None
+    expect_work(device)  # loads while the work is rehearsed
+    compiler = _LOADING.pop() if _LOADING else None
     with torch.cuda.device(device):
         try:
             needed = [kernel for kernel in rehearse(work) if not _is_compiled(kernel)]
         except RuntimeError:  # the work itself will say what is wrong with it
             needed = []
-    if several and len(needed) >= _WORTHWHILE:
+    if available_cores() > 1 and len(needed) >= _WORTHWHILE:
         compile_side_by_side(needed, compiler or start_compiler(device))
     elif compiler is not None:
         with compiler:
             compiler.kill()
     return len(needed)
+
+
+def expect_work(device: torch.device) -> None:
+    """On a new machine kernels will be needed for sure: start the compiler, which takes seconds to load, ahead of
+    what comes before the work. Where no work comes it ends with this process."""
+    if _can_compile(device) and available_cores() > 1 and not _LOADING and not _marks().exists():
+        _LOADING.append(start_compiler(device))
+
+
+def _can_compile(device: torch.device) -> bool:
+    return device.type == "cuda" and kernels_wanted() and HAS_TRITON
 
 
 def rehearse(work: Callable[[], Any]) -> list[Kernel]:

@@ -151,6 +151,16 @@ def writing(net: Network, place: Place) -> Work:
     return Work(call, net.fused.head.layers[0], (net.pixels(place.batch, config.dim), keys, added, values))
 
 
+def hyper_network(net: Network, place: Place) -> Work:
+    """Tokens, once joined with what they read last, to prototypes."""
+
+    def call(m: Any, tokens: Tensor, read: Tensor) -> Tensor:
+        return m[0](tokens, read, m[1].join.packed())
+
+    parts = nn.ModuleList([net.fused.head.hyper, net.fused.head.final])
+    return Work(call, parts, (net.tokens(place.batch), _read(net, place.batch)))
+
+
 def matching(net: Network, place: Place) -> Work:
     inputs = net.pixels(place.batch, net.head.config.descriptor_dim), net.prototypes(place.batch).bfloat16()
     return Work(lambda m, x, prototypes: best_cosines(x, prototypes, 10.0), nn.Module(), inputs)
@@ -180,5 +190,6 @@ INFERENCE: list[Entry] = [
     Entry("read_pixels", reading, (1,)),
     Entry("tokens of a layer", between, (1,)),
     Entry("pixels_attend_tokens", writing, (1,)),
+    Entry("hyper network", hyper_network, (1,)),
     Entry("best_cosines", matching, (1,)),
 ]

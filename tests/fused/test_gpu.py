@@ -55,6 +55,15 @@ def test_attention(batch, tokens, heads, width, length, dtype):
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("tokens", [1, 6, 32, 64])
+def test_token_operations(tokens, dtype):
+    for groups in (1, tokens):
+        weight, bias = draw(groups, 256, 768, dtype=dtype), draw(groups, 768, dtype=dtype)
+        for relu in (False, True):
+            agree(matching.grouped_product, (draw(3, tokens, 256, dtype=dtype), weight, bias), relu)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("scale", [1, 1e3])
 @pytest.mark.parametrize(
     ("batch", "tokens", "width"), [(1, 6, 256), (16, 6, 256), (3, 1, 64), (2, 19, 96), (5, 64, 128)]
@@ -99,11 +108,16 @@ def test_token_steps(batch, tokens, width, scale, dtype):
 
         return run
 
+    def hyper(x, read, *weights):
+        return token_attention.join_grouped(x, read, join(*weights[:4]), *weights[4:], True)
+
     agree(perceptron, (x, read, *joining, *hidden))
     for i in range(4):
         agree(settled(i), (x, *joining[2:], *vectors, *own))
     for i in range(2):
         agree(queries(i), (x, read, *joining, *vectors))
+    for groups in (1, tokens):
+        agree(hyper, (x, read, *joining, matrix(groups, width, 40), draw(groups, 40, dtype=dtype)))
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)

@@ -21,7 +21,7 @@ from crispseg.fused.side_stream import SideStream
 from crispseg.fused.stages import StageMaps
 from crispseg.ops.cpu import attention_in_parts, onednn
 from crispseg.ops.cpu.attention_in_parts import Writing
-from crispseg.ops.infer.matching import best_cosines, max_and_mean, mix_candidates
+from crispseg.ops.infer.matching import best_cosines, grouped_product, max_and_mean, mix_candidates
 from crispseg.ops.infer.pixel_attention import pixels_attend_tokens, read_pixels
 from crispseg.ops.infer.token_attention import (
     Join,
@@ -29,13 +29,14 @@ from crispseg.ops.infer.token_attention import (
     OwnAttention,
     Perceptron,
     Vectors,
+    join_grouped,
     join_perceptron,
     join_vectors,
     settle,
 )
 
 if TYPE_CHECKING:
-    from crispseg.models.omp import Attention, DynamicTokens, OMPHead, TwoWayLayer
+    from crispseg.models.omp import Attention, DynamicTokens, HyperNetwork, OMPHead, TwoWayLayer
 
 
 class FusedTokens(Packed):
@@ -176,6 +177,25 @@ class FusedLayer(Packed):
         return tokens, queries, Writing(keys, added[..., : self.heads], values, self.out_bias, self.norm4.packed())
 
 
+class FusedHyper(Packed):
+    def __init__(self, hyper: HyperNetwork, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.prototypes, self.count = hyper.prototypes, len(hyper.weights)
+        for i, (weight, bias) in enumerate(zip(hyper.weights, hyper.biases, strict=True)):
+            self.keep(dtype, **{f"weight{i}": weight, f"bias{i}": bias[:, 0]})
+
+    def forward(self, tokens: Tensor, read: Tensor, join: Join) -> Tensor:
+        """Of the joined tokens (B, classes, dim): (B, classes, K, d_h), not normalised."""
+        x = join_grouped(tokens, read, join, *self._layer(0))
+        for i in range(1, self.count):
+            x = grouped_product(x, *self._layer(i))
+        return x.unflatten(-1, (self.prototypes, -1))
+
+    def _layer(self, i: int) -> tuple[Tensor, Tensor, bool]:
+        """Weight, bias, and whether a ReLU follows."""
+        return getattr(self, f"weight{i}"), getattr(self, f"bias{i}"), i < self.count - 1
+
+
 class Scores(NamedTuple):
     logits: Tensor  # (B, classes, h, w) at the descriptors' stride, in float32 at least
 
@@ -201,7 +221,7 @@ class FusedHead(nn.Module):
             for layer, following in zip(layers, [*others, None], strict=True)
         )
         self.final = FusedRead(head.final_attention, head.final_norm, order, dtype)
-        self.hyper = head.hyper.to(dtype)
+        self.hyper = FusedHyper(head.hyper, dtype)
         self.scale = head.scale().item()
         self.aside = SideStream()
 
@@ -227,7 +247,7 @@ class FusedHead(nn.Module):
             return self._by_parts(pixels, tokens, queries)
         for layer in self.layers:
             tokens, queries, pixels = layer(tokens, queries, pixels)
-        prototypes = self.hyper(self.final.join.packed()(tokens, self.final(queries, pixels)))
+        prototypes = self.hyper(tokens, self.final(queries, pixels), self.final.join.packed())
         descriptors = pixels.view(pixels.shape[0], -1, prototypes.shape[-1])  # (B, L x quarters, d_h)
         return best_cosines(descriptors, prototypes, self.scale)
 
@@ -239,4 +259,4 @@ class FusedHead(nn.Module):
         for layer, reader in zip(layers, [*(layer.read for layer in layers[1:]), self.final], strict=True):
             tokens, queries, writing = layer.tokens_only(tokens, read)
             images, read = attention_in_parts.write_and_read(images, writing, queries, reader.projection)
-        return attention_in_parts.best_cosines(images, self.hyper(self.final.join.packed()(tokens, read)), self.scale)
+        return attention_in_parts.best_cosines(images, self.hyper(tokens, read, self.final.join.packed()), self.scale)

@@ -98,6 +98,17 @@ def test_join_vectors(batch, tokens, inner, width, dtype):
 
 
 @pytest.mark.parametrize("dtype", PRODUCTS, ids=str)
+@pytest.mark.parametrize(("batch", "tokens", "inner", "width"), TOKENS)
+@pytest.mark.parametrize("shared", [False, True])
+def test_join_grouped(batch, tokens, inner, width, shared, dtype):
+    x, read = drawn(dtype, batch, tokens, width), drawn(dtype, batch, tokens, inner)
+    groups = 1 if shared else tokens
+    weight, bias = drawn(dtype, groups, width, 40) / width**0.5, drawn(dtype, groups, 40)
+    functions = (attend_tokens_kernels.join_grouped, token_attention.join_grouped)
+    agree_all(*functions, x, read, join_of(inner, width, dtype), weight, bias, True)
+
+
+@pytest.mark.parametrize("dtype", PRODUCTS, ids=str)
 @pytest.mark.parametrize(
     ("batch", "tokens", "heads", "width", "length"),
     [(1, 6, 8, 32, 150), (2, 3, 2, 20, 1), (1, 32, 3, 16, 70), (3, 1, 1, 16, 65)],
@@ -145,6 +156,17 @@ def test_best_cosines(batch, classes, count, width, length, scale, dtype):
     descriptors = (scale * torch.randn(batch, length, width)).to(dtype)
     prototypes = (scale * torch.randn(batch, classes, count, width)).to(dtype)
     agree(matching_kernels.best_cosines, matching.best_cosines, (descriptors, prototypes), 10.0)
+
+
+@pytest.mark.parametrize("dtype", PRODUCTS, ids=str)
+@pytest.mark.parametrize(
+    ("batch", "classes", "groups", "inner", "outer"), [(1, 6, 6, 40, 50), (3, 5, 1, 16, 33), (20, 2, 2, 70, 8)]
+)
+@pytest.mark.parametrize("relu", [False, True])
+def test_grouped_product(batch, classes, groups, inner, outer, relu, dtype):
+    x, weight = torch.randn(batch, classes, inner), torch.randn(groups, inner, outer)
+    tensors = [t.to(dtype) for t in (x, weight, torch.randn(groups, outer))]
+    agree(matching_kernels.grouped_product, matching.grouped_product, tensors, relu)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -1,9 +1,10 @@
 """The formulas against loops written out; interpreted_head.py and tests/fused/test_gpu.py have the kernels."""
 
+import pytest
 import torch
 from torch.nn import functional
 
-from crispseg.ops.infer.matching import best_cosines, max_and_mean, mix_candidates
+from crispseg.ops.infer.matching import best_cosines, grouped_product, max_and_mean, mix_candidates
 
 
 def draw(*shape):
@@ -27,6 +28,18 @@ def test_best_cosines_of_nothing_are_zero():
 
 def test_half_precision_is_scored_in_float32():
     assert best_cosines(torch.randn(1, 2, 4).half(), torch.randn(1, 3, 2, 4).half(), 5.0).dtype == torch.float32
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize("relu", [False, True])
+def test_grouped_product(groups, relu):
+    x, weight, bias = draw(2, 3, 4), draw(groups, 4, 5), draw(groups, 5)
+    found = grouped_product(x, weight, bias, relu)
+    for b in range(2):
+        for c in range(3):
+            g = c % groups
+            expected = x[b, c] @ weight[g] + bias[g]
+            torch.testing.assert_close(found[b, c], expected.clamp(min=0) if relu else expected)
 
 
 def test_max_and_mean():

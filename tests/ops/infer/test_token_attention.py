@@ -8,6 +8,7 @@ from crispseg.ops.infer.token_attention import (
     OwnAttention,
     Perceptron,
     Vectors,
+    join_grouped,
     join_perceptron,
     join_vectors,
     settle,
@@ -87,3 +88,12 @@ def test_join_vectors():
         torch.testing.assert_close(found[b], joined(tokens[b], read[b], join))
         for i in range(TOKENS):
             check_vectors(found[b, i], made[b, i], None, vectors)
+
+
+def test_join_grouped():
+    tokens, read, join = draw(BATCH, TOKENS, WIDTH), draw(BATCH, TOKENS, READ), drawn_join()
+    weight, bias = draw(TOKENS, WIDTH, 4), draw(TOKENS, 4)
+    found = join_grouped(tokens, read, join, weight, bias, True)
+    for b in range(BATCH):
+        for i, t in enumerate(joined(tokens[b], read[b], join)):
+            torch.testing.assert_close(found[b, i], (t @ weight[i] + bias[i]).clamp(min=0))

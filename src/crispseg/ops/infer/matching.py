@@ -33,6 +33,16 @@ def _(descriptors: Tensor, *rest: Any) -> str | None:
     return too_many(descriptors.shape[2], MOST_CHANNELS, "channels")
 
 
+@operator("grouped_product", kernels="infer.matching_kernels", gradients="none", room=ANY_GPU)
+def grouped_product(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
+    """x (B, classes, in) through each class's own weight (classes, in, out) and bias (classes, out), or one for all."""
+    groups = weight.shape[0]
+    rows = x.flatten(0, 1)[None] if groups == 1 else x.transpose(0, 1)  # (groups, rows, in)
+    y = torch.baddbmm(bias[:, None], rows, weight)
+    y = y.relu_() if relu else y
+    return y.view(*x.shape[:2], -1) if groups == 1 else y.transpose(0, 1)
+
+
 @operator("max_and_mean", kernels="infer.matching_kernels", gradients="none", room=ANY_GPU)
 def max_and_mean(x: Tensor) -> Tensor:
     """Over the pixels of x (B, L, D): the maximum of the first half of the channels, the mean of the others."""

@@ -13,6 +13,7 @@ from crispseg.ops.infer.pixel_attention_kernels import AttentionTiles, inside
 
 MATCH = AttentionTiles(64, 4, 3)
 _FLOAT32 = AttentionTiles(16, 4, 1)  # for the interpreter
+_INNER, COLUMNS = 256, 16  # of a grouped product's input and output, in one program at a time
 
 
 @triton.jit
@@ -89,6 +90,47 @@ def best_cosines(descriptors: Tensor, prototypes: Tensor, scale: float) -> Tenso
         PIXELS=tiles.pixels, WIDTH=width, PADDED=max(16, triton.next_power_of_2(width)), GROUP=group, COUNT=padded,
         GROUPS=triton.cdiv(classes, group), EVEN=length % tiles.pixels == 0,
         num_warps=tiles.warps, num_stages=tiles.stages, **launch_options(descriptors.device),
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _grouped_kernel(
+    x, weight, bias, out, rows, row_step,
+    WIDTH: tl.constexpr, OUTER: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr, COLUMNS: tl.constexpr,
+    RELU: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    group = tl.program_id(1)
+    row = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
+    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    exists, place = inside(columns, OUTER, OUTER % COLUMNS == 0), row * row_step + group
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    after_the_kernel_before(EARLY)
+    for start in range(0, WIDTH, INNER):
+        k = start + tl.arange(0, INNER)
+        within = inside(k, WIDTH, WIDTH % INNER == 0)
+        here = within[:, None] & exists[None, :]
+        b = tl.load(weight + (group * WIDTH + k[:, None]) * OUTER + columns[None, :], mask=here, other=0.0)
+        here = (row < rows)[:, None] & within[None, :]
+        a = tl.load(x + place[:, None] * WIDTH + k[None, :], mask=here, other=0.0)
+        total = tl.dot(a, b, total, input_precision="ieee")
+    total += tl.load(bias + group * OUTER + columns, mask=exists, other=0.0).to(tl.float32)[None, :]
+    if RELU:
+        total = tl.maximum(total, 0.0)
+    tl.store(out + place[:, None] * OUTER + columns[None, :], total, mask=(row < rows)[:, None] & exists[None, :])
+
+
+def grouped_product(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
+    batch, classes, inner = x.shape
+    groups, _, outer = weight.shape
+    x, weight = x.contiguous(), weight.contiguous()
+    out = x.new_empty(batch, classes, outer)
+    rows = batch * classes if groups == 1 else batch
+    block = min(64, max(16, triton.next_power_of_2(rows)))
+    _grouped_kernel[(triton.cdiv(outer, COLUMNS), groups, triton.cdiv(rows, block))](
+        x, weight, bias, out, rows, 1 if groups == 1 else classes,
+        WIDTH=inner, OUTER=outer, ROWS=block, INNER=min(_INNER, max(16, triton.next_power_of_2(inner))),
+        COLUMNS=COLUMNS, RELU=relu, num_warps=4, **launch_options(x.device),
     )  # fmt: skip
     return out
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from crispseg.ops.dispatch import ANY_GPU, operator, too_many
+from crispseg.ops.infer.matching import grouped_product
 from crispseg.ops.infer.pixel_attention import MOST_CHANNELS, MOST_TOKENS
 
 
@@ -111,8 +112,15 @@ def join_vectors(tokens: Tensor, read: Tensor, join: Join, vectors: Vectors) -> 
     return t, vectors(t)[0]
 
 
+@operator("join_grouped", kernels="infer.token_attention_kernels", gradients="none", room=ANY_GPU, of=_both)
+def join_grouped(tokens: Tensor, read: Tensor, join: Join, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
+    """`grouped_product` of join(tokens, read)."""
+    return grouped_product(join(tokens, read), weight, bias, relu)
+
+
 join_perceptron.unless(_too_large)
 join_vectors.unless(_too_large)
+join_grouped.unless(_too_large)
 
 
 @settle.unless

@@ -19,6 +19,7 @@ from crispseg.ops.infer.token_attention import Join, Norm, OwnAttention, Percept
 
 _HIDDEN = 128  # units of the perceptron that a program takes
 _WARPS, _STAGES = 4, 3
+_COLUMNS = 32  # of the hyper-network's first product that a program takes
 _ROWS = 16  # tokens, which are the rows of a product: no fewer would be faster
 
 
@@ -188,6 +189,29 @@ def _vectors_kernel(
     )  # fmt: skip
 
 
+@triton.jit
+def _grouped_kernel(
+    tokens, read, join_weight, join_bias, gain, shift, eps, weight, bias, out, rows, row_step,
+    JOINED: tl.constexpr, OUTER: tl.constexpr, COLUMNS: tl.constexpr, RELU: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """Some columns of the first product of a group's hyper-network."""
+    group = tl.program_id(1)
+    index = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
+    column, inner = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, PADDED)
+    exists = inside(column, OUTER, OUTER % COLUMNS == 0)
+    here = inside(inner, WIDTH, WIDTH == PADDED)[:, None] & exists[None, :]
+    w = tl.load(weight + (group * WIDTH + inner[:, None]) * OUTER + column[None, :], mask=here, other=0.0)
+    after_the_kernel_before(EARLY)
+    real, place = index < rows, index * row_step + group
+    t = _joined(tokens, read, join_weight, join_bias, gain, shift, eps, place, real, JOINED, WIDTH, PADDED)
+    total = tl.dot(t.to(w.dtype), w, input_precision="ieee")
+    total += tl.load(bias + group * OUTER + column, mask=exists, other=0.0).to(tl.float32)[None, :]
+    if RELU:
+        total = tl.maximum(total, 0.0)
+    tl.store(out + place[:, None] * OUTER + column[None, :], total, mask=real[:, None] & exists[None, :])
+
+
 def _image_geometry(batch: int, tokens: int) -> tuple[int, int, int]:
     """Rows that a program holds, those it uses (of whole images), and how many programs that makes."""
     images = max(1, min(batch, _ROWS // tokens))
@@ -245,3 +269,17 @@ def join_vectors(tokens: Tensor, read: Tensor, join: Join, vectors: Vectors) -> 
         num_warps=_WARPS, num_stages=_STAGES, **launch_options(tokens.device),
     )  # fmt: skip
     return out, made
+
+
+def join_grouped(tokens: Tensor, read: Tensor, join: Join, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
+    batch, classes, width = tokens.shape
+    groups, _, outer = weight.shape
+    out = tokens.new_empty(batch, classes, outer)
+    rows = batch * classes if groups == 1 else batch
+    _grouped_kernel[(triton.cdiv(outer, _COLUMNS), groups, triton.cdiv(rows, _ROWS))](
+        *_join_arguments(tokens, read, join), weight.contiguous(), bias, out, rows, 1 if groups == 1 else classes,
+        JOINED=read.shape[-1], OUTER=outer, COLUMNS=_COLUMNS, RELU=relu,
+        ROWS=_ROWS, WIDTH=width, PADDED=_padded(width),
+        num_warps=_WARPS, num_stages=_STAGES, **launch_options(tokens.device),
+    )  # fmt: skip
+    return out

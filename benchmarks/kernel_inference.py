@@ -13,6 +13,7 @@ from crispseg.ops.infer.block import MLP, conv_norm_mlp, conv_norm_project
 from crispseg.ops.infer.gated_mixer import gated_mixer
 from crispseg.ops.infer.matching import best_cosines
 from crispseg.ops.infer.pixel_attention import pixels_attend_tokens
+from crispseg.ops.infer.token_attention import attend_own
 from crispseg.ops.maps.convolution import convolve, convolve_image, halve_and_mix
 from crispseg.ops.maps.depthwise import depthwise3x3
 from crispseg.ops.maps.normalize import norm_relu_add
@@ -122,6 +123,11 @@ def class_tokens(net: Network, place: Place) -> Work:
     return Work(lambda m, x: m(x), net.fused.head.tokens, (net.map(place),))
 
 
+def own_attention(net: Network, place: Place) -> Work:
+    own = net.fused.head.first.attention
+    return Work(lambda m, x: attend_own(x, m.packed()), own, (net.tokens(place.batch),))
+
+
 def reading(net: Network, place: Place) -> Work:
     """Tokens attend pixels."""
     head, dim = net.fused.head, net.head.config.dim
@@ -187,6 +193,7 @@ INFERENCE: list[Entry] = [
     Entry("convolve, neck", neck_end, (1,)),
     Entry("resize_add", pyramid_sum, (1,)),
     Entry("class tokens", class_tokens, (4,)),
+    Entry("attend_own", own_attention, (1,)),
     Entry("read_pixels", reading, (1,)),
     Entry("tokens of a layer", between, (1,)),
     Entry("pixels_attend_tokens", writing, (1,)),

@@ -114,6 +114,7 @@ def test_token_steps(batch, tokens, width, scale, dtype):
     agree(perceptron, (x, read, *joining, *hidden))
     for i in range(4):
         agree(settled(i), (x, *joining[2:], *vectors, *own))
+    agree(lambda x, *own: token_attention.attend_own(x, token_attention.OwnAttention(*own, heads)), (x / scale, *own))
     for i in range(2):
         agree(queries(i), (x, read, *joining, *vectors))
     for groups in (1, tokens):

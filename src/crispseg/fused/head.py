@@ -29,6 +29,7 @@ from crispseg.ops.infer.token_attention import (
     OwnAttention,
     Perceptron,
     Vectors,
+    attend_own,
     join_grouped,
     join_perceptron,
     join_vectors,
@@ -239,7 +240,7 @@ class FusedHead(nn.Module):
     def _first_tokens(self, feature: Tensor) -> tuple[Tensor, Tensor]:
         """The class tokens, which have attended each other, and the queries with which they read the pixels."""
         tokens = self.tokens(feature)
-        return self.first(tokens, self.first.attention.packed()(tokens))
+        return self.first(tokens, attend_own(tokens, self.first.attention.packed()))
 
     def _scores(self, pixels: Tensor, tokens: Tensor, queries: Tensor) -> Tensor:
         """(B, classes, h w quarters)."""

@@ -91,6 +91,13 @@ def test_settle(batch, tokens, inner, width, attending, dtype):
 
 @pytest.mark.parametrize("dtype", PRODUCTS, ids=str)
 @pytest.mark.parametrize(("batch", "tokens", "inner", "width"), TOKENS)
+def test_attend_own(batch, tokens, inner, width, dtype):
+    x = drawn(dtype, batch, tokens, width)
+    agree_all(attend_tokens_kernels.attend_own, token_attention.attend_own, x, own_of(4, width, dtype))
+
+
+@pytest.mark.parametrize("dtype", PRODUCTS, ids=str)
+@pytest.mark.parametrize(("batch", "tokens", "inner", "width"), TOKENS)
 def test_join_vectors(batch, tokens, inner, width, dtype):
     x, read = drawn(dtype, batch, tokens, width), drawn(dtype, batch, tokens, inner)
     join, vectors = join_of(inner, width, dtype), vectors_of(2, 16, width, dtype)

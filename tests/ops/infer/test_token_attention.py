@@ -8,6 +8,7 @@ from crispseg.ops.infer.token_attention import (
     OwnAttention,
     Perceptron,
     Vectors,
+    attend_own,
     join_grouped,
     join_perceptron,
     join_vectors,
@@ -66,12 +67,12 @@ def test_settle():
             torch.testing.assert_close(tokens[b, i], normed(sum(parts[:, b, i]), norm))
             check_vectors(tokens[b, i], made[b, i], scores[b, i], vectors)
     own = OwnAttention(draw(3 * WIDTH, WIDTH), draw(3 * WIDTH), 2)
-    torch.testing.assert_close(settle(parts, norm, vectors, own)[3], own(tokens))
+    torch.testing.assert_close(settle(parts, norm, vectors, own)[3], attend_own(tokens, own))
 
 
-def test_own_attention():
+def test_attend_own():
     tokens, own = draw(BATCH, TOKENS, WIDTH), OwnAttention(draw(3 * WIDTH, WIDTH), draw(3 * WIDTH), 2)
-    found = own(tokens)
+    found = attend_own(tokens, own)
     for b in range(BATCH):
         q, k, v = (tokens[b] @ own.weight.T + own.bias).chunk(3, dim=1)
         for h in range(2):

@@ -84,6 +84,10 @@ def _too_large(tokens: Tensor, *rest: Any) -> str | None:
     return too_many(tokens.shape[-1], MOST_CHANNELS, "channels") or too_many(tokens.shape[-2], MOST_TOKENS, "tokens")
 
 
+def _too_wide(own: OwnAttention | None) -> str | None:
+    return None if own is None else too_many(own.weight.shape[1], 128 * own.heads, "channels of these heads")
+
+
 @operator("join_perceptron", kernels="infer.token_attention_kernels", gradients="none", room=ANY_GPU, of=_both)
 def join_perceptron(tokens: Tensor, read: Tensor, join: Join, perceptron: Perceptron) -> Tensor:
     """With t = join(tokens, read): parts (P, B, T, D), whose sum over P is t + perceptron(t)."""
@@ -103,6 +107,12 @@ def settle(parts: Tensor, norm: Norm, vectors: Vectors, own: OwnAttention | None
     what the tokens get from each other (B, T, D), which is empty without `own`."""
     t = norm(parts.sum(0).to(vectors.first.dtype))
     return (t, *vectors(t), t.new_empty(0) if own is None else own(t))
+
+
+@operator("attend_own", kernels="infer.token_attention_kernels", gradients="none", room=ANY_GPU)
+def attend_own(tokens: Tensor, own: OwnAttention) -> Tensor:
+    """What tokens (B, T, D) get from each other."""
+    return own(tokens)
 
 
 @operator("join_vectors", kernels="infer.token_attention_kernels", gradients="none", room=ANY_GPU, of=_both)
@@ -125,5 +135,9 @@ join_grouped.unless(_too_large)
 
 @settle.unless
 def _(parts: Tensor, norm: Norm, vectors: Vectors, own: OwnAttention | None) -> str | None:
-    wide = None if own is None else too_many(own.weight.shape[1], 128 * own.heads, "channels of these heads")
-    return _too_large(parts) or wide
+    return _too_large(parts) or _too_wide(own)
+
+
+@attend_own.unless
+def _(tokens: Tensor, own: OwnAttention) -> str | None:
+    return _too_large(tokens) or _too_wide(own)

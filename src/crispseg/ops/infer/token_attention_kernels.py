@@ -106,6 +106,20 @@ def _group(
 
 
 @triton.jit
+def _own_weights(
+    weight, head, wanted, HEAD: tl.constexpr, HEAD_PADDED: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr
+):  # fmt: skip
+    """A head's rows of the projections to queries, keys and values; zeros where none are wanted."""
+    inner, columns = tl.arange(0, HEAD_PADDED), tl.arange(0, PADDED)
+    exists, channel = inner < tl.where(wanted, HEAD, 0), head * HEAD + inner
+    return (
+        _rows_of(weight, channel, exists, columns, WIDTH, PADDED),
+        _rows_of(weight + WIDTH * WIDTH, channel, exists, columns, WIDTH, PADDED),
+        _rows_of(weight + 2 * WIDTH * WIDTH, channel, exists, columns, WIDTH, PADDED),
+    )
+
+
+@triton.jit
 def _own_head(
     t, wq, wk, wv, bias, out, head, rows, real, tokens,
     HEAD: tl.constexpr, HEAD_PADDED: tl.constexpr, WIDTH: tl.constexpr,
@@ -127,6 +141,20 @@ def _own_head(
 
 
 @triton.jit
+def _own_kernel(
+    tokens, weight, bias, out, count, per_program, per_image,
+    HEAD: tl.constexpr, HEAD_PADDED: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
+    rows, real = _rows(count, per_program, ROWS)
+    head = tl.program_id(0)
+    wq, wk, wv = _own_weights(weight, head, True, HEAD, HEAD_PADDED, WIDTH, PADDED)
+    after_the_kernel_before(EARLY)
+    t = _rows_of(tokens, rows, real, tl.arange(0, PADDED), WIDTH, PADDED)
+    _own_head(t, wq, wk, wv, bias, out, head, rows, real, per_image, HEAD, HEAD_PADDED, WIDTH)
+
+
+@triton.jit
 def _settle_kernel(
     parts, gain, shift, eps, first, bias, second, score, own_weight, own_bias,
     out, vectors, scores, attended, count, per_program, tokens,
@@ -142,12 +170,7 @@ def _settle_kernel(
     w1 = _rows_of(first + job * INNER * WIDTH, inner, exists, columns, WIDTH, PADDED)
     w2 = _rows_of(second + job * INNER * WIDTH, inner, exists, columns, WIDTH, PADDED)
     if HEAD > 0:
-        channel = tl.arange(0, HEAD_PADDED)
-        exists = channel < tl.where(job >= GROUPS, HEAD, 0)
-        channel += (job - GROUPS) * HEAD
-        wq = _rows_of(own_weight, channel, exists, columns, WIDTH, PADDED)
-        wk = _rows_of(own_weight + WIDTH * WIDTH, channel, exists, columns, WIDTH, PADDED)
-        wv = _rows_of(own_weight + 2 * WIDTH * WIDTH, channel, exists, columns, WIDTH, PADDED)
+        wq, wk, wv = _own_weights(own_weight, job - GROUPS, job >= GROUPS, HEAD, HEAD_PADDED, WIDTH, PADDED)
     after_the_kernel_before(EARLY)
     t = tl.zeros([ROWS, PADDED], tl.float32)
     for start in range(0, PARTS, 8):
@@ -255,6 +278,19 @@ def settle(parts: Tensor, norm: Norm, vectors: Vectors, own: OwnAttention | None
         num_warps=_WARPS, **launch_options(parts.device),
     )  # fmt: skip
     return out, made, scores, attended
+
+
+def attend_own(tokens: Tensor, own: OwnAttention) -> Tensor:
+    batch, count, width = tokens.shape
+    rows, used, programs = _image_geometry(batch, count)
+    tokens, head = tokens.contiguous(), width // own.heads
+    out = torch.empty_like(tokens)
+    _own_kernel[(own.heads, programs)](
+        tokens, own.weight, own.bias, out, batch * count, used, count,
+        HEAD=head, HEAD_PADDED=_padded(head), ROWS=rows, WIDTH=width, PADDED=_padded(width),
+        num_warps=_WARPS, **launch_options(tokens.device),
+    )  # fmt: skip
+    return out
 
 
 def join_vectors(tokens: Tensor, read: Tensor, join: Join, vectors: Vectors) -> tuple[Tensor, Tensor]:

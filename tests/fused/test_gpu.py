@@ -129,6 +129,8 @@ def test_matching(classes, count, length, dtype):
     for scale in (1, 1e2):
         agree(matching.best_cosines, (scale * draw(2, length, 256, dtype=dtype), prototypes), 10.0)
     agree(matching.max_and_mean, (draw(2, length, 256, dtype=dtype) + 0.5,))
+    weight, bank = draw(classes * count, 256, dtype=dtype).t() / 16, draw(classes, count, 128, dtype=dtype)
+    agree(matching.mix_candidates, (draw(2, 256, dtype=dtype), weight, draw(classes * count, dtype=dtype), bank))
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)

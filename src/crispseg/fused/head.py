@@ -58,7 +58,7 @@ class FusedTokens(Packed):
     def forward(self, feature: Tensor) -> Tensor:
         """The deepest feature map (B, h, w, C) -> tokens (B, classes, dim)."""
         context = max_and_mean(self.reduce(feature.flatten(1, 2)))
-        return mix_candidates(self.second(self.first(context)), self.bank)
+        return mix_candidates(self.first(context), self.second.weight, self.second.bias, self.bank)
 
 
 def _weights(layer: Any) -> tuple[Tensor, Tensor]:

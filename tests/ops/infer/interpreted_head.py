@@ -177,6 +177,17 @@ def test_grouped_product(batch, classes, groups, inner, outer, relu, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("scale", [1.0, 1e3])
+@pytest.mark.parametrize("shape", [(1, 6, 4, 32, 16), (3, 1, 1, 5, 7), (2, 19, 5, 70, 48)])
+def test_mix_candidates(shape, scale, dtype):
+    batch, classes, count, inner, width = shape
+    bank, bias = drawn(dtype, classes, count, width), drawn(dtype, classes * count)
+    weight = (scale * torch.randn(classes * count, inner) / inner**0.5).to(dtype).t()
+    tensors = (drawn(dtype, batch, inner), weight, bias, bank)
+    agree(matching_kernels.mix_candidates, matching.mix_candidates, tensors)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(1, 1, 8), (2, 300, 40), (3, 7, 18)])
 def test_max_and_mean(shape, dtype):
     agree(matching_kernels.max_and_mean, matching.max_and_mean, (torch.randn(shape).to(dtype) + 0.5,))

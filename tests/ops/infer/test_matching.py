@@ -51,8 +51,8 @@ def test_max_and_mean():
 
 
 def test_mix_candidates():
-    logits, bank = draw(2, 3 * 4), draw(3, 4, 5)
-    found = mix_candidates(logits, bank)
+    x, weight, bias, bank = draw(2, 7), draw(7, 3 * 4), draw(3 * 4), draw(3, 4, 5)
+    found, logits = mix_candidates(x, weight, bias, bank), x @ weight + bias
     for b in range(2):
         for c in range(3):
             weights = torch.softmax(logits[b, 4 * c : 4 * c + 4], 0)

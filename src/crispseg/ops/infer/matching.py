@@ -12,6 +12,7 @@ from crispseg.ops.common.precision import widened
 from crispseg.ops.dispatch import ANY_GPU, operator, too_many
 from crispseg.ops.infer.pixel_attention import MOST_CHANNELS
 
+MOST_MIXED = 16384  # weights, or numbers of the bank, of one class: a program holds them all
 _LEAST_NORM = 1e-12  # as functional.normalize has it
 
 
@@ -50,6 +51,14 @@ def max_and_mean(x: Tensor) -> Tensor:
     return torch.cat([for_max.amax(1), for_mean.mean(1)], dim=-1)
 
 
-def mix_candidates(logits: Tensor, bank: Tensor) -> Tensor:
-    """Each class's candidates (classes, M, D), weighted by the softmax of its logits (B, classes x M)."""
-    return torch.einsum("bcm,cmd->bcd", logits.unflatten(-1, bank.shape[:2]).softmax(-1), bank)
+@operator("mix_candidates", kernels="infer.matching_kernels", gradients="none", room=ANY_GPU)
+def mix_candidates(x: Tensor, weight: Tensor, bias: Tensor, bank: Tensor) -> Tensor:
+    """Each class's candidates, of a bank (classes, M, D), weighted by the softmax over M of x weight + bias, for x
+    (B, in), weight (in, classes x M), a view of (classes x M, in), and bias (classes x M): (B, classes, D)."""
+    logits = torch.addmm(bias, x, weight).unflatten(-1, bank.shape[:2])
+    return torch.einsum("bcm,cmd->bcd", logits.softmax(-1), bank)
+
+
+@mix_candidates.unless
+def _(x: Tensor, weight: Tensor, bias: Tensor, bank: Tensor) -> str | None:
+    return too_many(bank.shape[1] * max(x.shape[1], bank.shape[2]), MOST_MIXED, "weights of a class")

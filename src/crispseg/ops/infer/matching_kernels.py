@@ -136,7 +136,42 @@ def grouped_product(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tens
 
 
 @triton.jit
-def _pool_kernel(x, out, length, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _mix_kernel(
+    x, weight, bias, bank, out,
+    COUNT: tl.constexpr, ONES: tl.constexpr, INNER: tl.constexpr, INNERS: tl.constexpr, WIDTH: tl.constexpr,
+    PADDED: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """One class's token of one image."""
+    one, k, columns = tl.arange(0, ONES), tl.arange(0, INNERS), tl.arange(0, PADDED)
+    exists, within, place = one < COUNT, inside(k, INNER, INNER == INNERS), tl.program_id(0) * COUNT + one
+    w = tl.load(weight + place[:, None] * INNER + k[None, :], mask=exists[:, None] & within[None, :], other=0.0)
+    here = exists[:, None] & inside(columns, WIDTH, WIDTH == PADDED)[None, :]
+    candidates = tl.load(bank + place[:, None] * WIDTH + columns[None, :], mask=here, other=0.0).to(tl.float32)
+    logits = tl.load(bias + place, mask=exists, other=float("-inf")).to(tl.float32)
+    after_the_kernel_before(EARLY)
+    image = tl.program_id(1)
+    hidden = tl.load(x + image * INNER + k, mask=within, other=0.0).to(tl.float32)
+    logits += tl.sum(w.to(tl.float32) * hidden[None, :], 1)
+    share = tl.exp(logits - tl.max(logits, 0))
+    mixed = tl.sum(candidates * (share / tl.sum(share, 0))[:, None], 0)
+    out += (image * tl.num_programs(0) + tl.program_id(0)) * WIDTH
+    tl.store(out + columns, mixed, mask=columns < WIDTH)
+
+
+def mix_candidates(x: Tensor, weight: Tensor, bias: Tensor, bank: Tensor) -> Tensor:
+    (batch, inner), (classes, count, width) = x.shape, bank.shape
+    out = x.new_empty(batch, classes, width)
+    _mix_kernel[(classes, batch)](
+        x.contiguous(), weight.t().contiguous(), bias, bank.contiguous(), out,
+        COUNT=count, ONES=triton.next_power_of_2(count), INNER=inner, INNERS=triton.next_power_of_2(inner),
+        WIDTH=width, PADDED=triton.next_power_of_2(width), num_warps=4, **launch_options(x.device),
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _pool_kernel(x, out, length, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr):
+    after_the_kernel_before(EARLY)
     image = tl.program_id(1).to(tl.int64)
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     highest = tl.full([ROWS, COLUMNS], float("-inf"), tl.float32)
@@ -156,5 +191,7 @@ def max_and_mean(x: Tensor) -> Tensor:
     batch, length, width = x.shape
     x = x.contiguous()
     out = x.new_empty(batch, width)
-    _pool_kernel[(triton.cdiv(width, 16), batch)](x, out, length, width, ROWS=128, COLUMNS=16, num_warps=4)
+    _pool_kernel[(triton.cdiv(width, 16), batch)](
+        x, out, length, width, ROWS=128, COLUMNS=16, num_warps=4, **launch_options(x.device)
+    )
     return out

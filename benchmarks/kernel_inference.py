@@ -9,7 +9,7 @@ import torch
 from kernel_network import Entry, Network, Place, Work  # beside this file
 from torch import Tensor, nn
 
-from crispseg.ops.infer.block import MLP, conv_norm_mlp, conv_norm_project
+from crispseg.ops.infer.block import MLP, conv_norm, conv_norm_mlp, conv_norm_project
 from crispseg.ops.infer.gated_mixer import gated_mixer
 from crispseg.ops.infer.matching import best_cosines
 from crispseg.ops.infer.pixel_attention import pixels_attend_tokens
@@ -42,6 +42,11 @@ def stem_end(net: Network, place: Place) -> Work:
         stem,
         (net.map(place, len(stem.weight0)),),
     )
+
+
+def beginning(net: Network, place: Place) -> Work:
+    """A block's first half up to the norm, where the product is cuBLAS's."""
+    return Work(lambda m, x: conv_norm(x, m.start1.packed()), net.fused_block(place.stage), (net.map(place),))
 
 
 def to_projection(net: Network, place: Place) -> Work:
@@ -183,6 +188,7 @@ INFERENCE: list[Entry] = [
     Entry("convolve_image", stem_image, (0,)),
     Entry("convolve twice", stem_middle, (0,)),
     Entry("halve_and_mix", stem_end, (0,)),
+    Entry("conv_norm", beginning, (3, 4)),
     Entry("conv_norm_project", to_projection, (1,)),
     Entry("conv_norm_mlp", second_half, (1, 2)),
     Entry("depthwise3x3 with SiLU", mixers_convolution, (1, 3)),

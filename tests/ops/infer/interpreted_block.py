@@ -8,12 +8,28 @@ from crispseg.models.vssd import VARIANTS, Block
 from crispseg.ops import dispatch
 from crispseg.ops.infer import block_launch as launch
 from tests.conftest import relative_error
-from tests.ops.infer.test_block import check_mlp, check_project, make_map, make_mlp, make_product, make_start
+from tests.ops.infer.test_block import (
+    check_mlp,
+    check_project,
+    check_start,
+    make_map,
+    make_mlp,
+    make_product,
+    make_start,
+)
 
 # The kernels' GELU is the tanh form. bfloat16 products are exact in the interpreter, what enters them is rounded.
 BOUNDS = {torch.float32: 1e-3, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 DTYPES = list(BOUNDS)
 SIZES = [(1, 1), (9, 17), (3, 40)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", [(1, 1, 1), (3, 5, 16), (4, 9, 24)], ids=str)
+@pytest.mark.parametrize("scale", [1.0, 1e3])
+def test_start(size, dtype, scale):
+    x, start = make_map(size, dtype, scale=scale, margin=2), make_start(size[2], dtype)
+    check_start(launch.conv_norm, x, start, 1e-5 if dtype == torch.float32 else BOUNDS[dtype])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -4,7 +4,7 @@ of their own. On a GPU they run in `test_block_gpu.py`."""
 import torch
 from torch.nn import functional
 
-from crispseg.ops.infer.block import MLP, Start, conv_norm_mlp, conv_norm_project
+from crispseg.ops.infer.block import MLP, Start, conv_norm, conv_norm_mlp, conv_norm_project
 from crispseg.ops.maps.depthwise import packed
 from tests.conftest import relative_error
 from tests.ops.maps.test_depthwise import make_map, make_weights, shifted_products
@@ -51,8 +51,16 @@ def mlp_truth(x, start, mlp):
     return y + functional.gelu(normed @ mlp.fc1 + mlp.fc1_bias) @ mlp.fc2 + mlp.fc2_bias
 
 
+def check_start(function, x, start, bound):
+    check_pair(function(x, start), begin(x, start), x, bound)
+
+
 def check_project(function, x, start, matrix, bound):
-    for found, expected in zip(function(x, start, matrix), project_truth(x, start, matrix), strict=True):
+    check_pair(function(x, start, matrix), project_truth(x, start, matrix), x, bound)
+
+
+def check_pair(results, truths, x, bound):
+    for found, expected in zip(results, truths, strict=True):
         assert found.dtype == x.dtype
         assert found.shape == expected.shape
         assert relative_error(found, expected) < bound
@@ -65,6 +73,10 @@ def check_mlp(function, x, start, mlp, bound):
     assert found.shape == x.shape
     assert torch.equal(x, before)
     assert relative_error(found, truth) < bound
+
+
+def test_formula_of_the_start():
+    check_start(conv_norm, make_map((5, 4, 6), torch.float64), make_start(6), 1e-12)
 
 
 def test_formula_of_the_projection():

@@ -3,8 +3,16 @@
 import pytest
 import torch
 
-from crispseg.ops.infer.block import conv_norm_mlp, conv_norm_project
-from tests.ops.infer.test_block import check_mlp, check_project, make_map, make_mlp, make_product, make_start
+from crispseg.ops.infer.block import conv_norm, conv_norm_mlp, conv_norm_project
+from tests.ops.infer.test_block import (
+    check_mlp,
+    check_project,
+    check_start,
+    make_map,
+    make_mlp,
+    make_product,
+    make_start,
+)
 
 pytestmark = [
     pytest.mark.gpu,
@@ -25,6 +33,16 @@ def _kernels_without_gradients(monkeypatch):
 def make(size, channels, dtype, scale=1.0, batch=2):
     x = make_map((*size, channels), dtype, batch=batch, scale=scale, device="cuda")
     return x, make_start(channels, dtype, "cuda")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)
+@pytest.mark.parametrize("scale", [1.0, 1e3])
+@pytest.mark.parametrize("channels", [32, 64, 96, 128, 256, 512, 768])
+@pytest.mark.parametrize("size", [(16, 16), (33, 47), (1, 1)], ids=str)
+def test_start(size, channels, scale, dtype):
+    x, start = make(size, channels, dtype, scale)
+    assert conv_norm.takes(x, start)
+    check_start(conv_norm, x, start, 1e-5 if dtype == torch.float32 else BOUND)
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
@@ -68,6 +86,7 @@ def test_units_far_from_zero():
 
 
 def test_what_the_kernels_leave_to_torch():
+    assert "numbers" in conv_norm.why_not(*make((64, 64), 128, torch.bfloat16, batch=16))
     x, start = make((4, 4), 64, torch.float32)
     assert conv_norm_project.why_not(x, start) == "torch.float32"
     assert conv_norm_mlp.why_not(x, start, make_mlp(64, 256, torch.float32, "cuda")) == "torch.float32"

@@ -1,9 +1,9 @@
 """The two halves of a block up to where the map must be whole again, each as one operation for inference.
 
-Both begin with `Start`: y = x + depthwise3x3(x) + bias, and its LayerNorm. `conv_norm_project` goes on to a product,
-`conv_norm_mlp` through the MLP to the end of the block. In the kernels the normalised map and the hidden units never
-leave the program that made them. Their GELU is the tanh form, at most 5e-4 from the exact one: less than half precision
-rounds.
+Both begin with `Start`: y = x + depthwise3x3(x) + bias, and its LayerNorm; `conv_norm` is that alone.
+`conv_norm_project` goes on to a product, `conv_norm_mlp` through the MLP to the end of the block. In the kernels of
+these two the normalised map and the hidden units never leave the program that made them. Their GELU is the tanh form,
+at most 5e-4 from the exact one: less than half precision rounds.
 
 Maps are (B, H, W, C).
 """
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.nn import functional
 
-from crispseg.ops.dispatch import DATA_CENTRE, operator
+from crispseg.ops.dispatch import DATA_CENTRE, FLOATS, operator, too_many
 from crispseg.ops.maps.depthwise import depthwise3x3
 from crispseg.ops.maps.normalize import layer_norm
 
@@ -25,6 +25,10 @@ _FEW = (32, 64)
 _MLP_OF_MANY_PIXELS = (128,)
 _MANY_PIXELS = 16384
 _UNITS = 64  # hidden units come in multiples of it
+_LARGEST_NORM = 1024  # channels that one program can hold
+# On an H200 one kernel is 0.5 to 1.5 us faster than two, at 32 to 512 channels and batch 1 and 16, up to this size; at
+# twice the size (128 channels of 64 x 64 pixels, batch 16) two that each read whole cache lines are 2 us faster.
+_LARGEST_MAP = 1 << 22
 _SLOWER = "a convolution and products of cuBLAS are faster"
 
 
@@ -39,8 +43,7 @@ class Start(NamedTuple):
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """y = x + conv(x) + bias, and its LayerNorm."""
-        y = depthwise3x3(x, self.weight, self.bias, residual=True)
-        return y, layer_norm(y, self.gamma, self.beta, self.eps)
+        return conv_norm(x, self)
 
 
 class MLP(NamedTuple):
@@ -52,6 +55,18 @@ class MLP(NamedTuple):
 
 def _the_map(x: Tensor, *rest: Any) -> tuple[Tensor]:
     return (x,)
+
+
+@operator("conv_norm", dtypes=FLOATS, kernels="infer.block_launch", gradients="none", of=_the_map)
+def conv_norm(x: Tensor, start: Start) -> tuple[Tensor, Tensor]:
+    """y = x + conv(x) + bias, and its LayerNorm."""
+    y = depthwise3x3(x, start.weight, start.bias, residual=True)
+    return y, layer_norm(y, start.gamma, start.beta, start.eps)
+
+
+@conv_norm.unless
+def _(x: Tensor, start: Start) -> str | None:
+    return too_many(x.shape[-1], _LARGEST_NORM, "channels") or too_many(x.numel(), _LARGEST_MAP, "numbers in the map")
 
 
 @operator("conv_norm_project", kernels="infer.block_launch", gradients="none", room=DATA_CENTRE, of=_the_map)

@@ -11,6 +11,7 @@ from torch import Tensor
 from crispseg.ops.common.dependent_launch import launch_options
 from crispseg.ops.infer import block_kernels as kernels
 from crispseg.ops.infer.block import MLP, Start
+from crispseg.ops.maps import depthwise_launch
 from crispseg.ops.maps.depthwise import packed
 
 _LINE = 64  # elements of half precision in a cache line: rows of a product start at multiples of it
@@ -31,6 +32,11 @@ class BlockTiles(NamedTuple):
 # By channels.
 _PROJECT = {32: BlockTiles(8, 16, 64, 8), 64: BlockTiles(8, 16, 64, 8, 3, 128)}
 _MLP = {32: BlockTiles(8, 16, 64, 8), 64: BlockTiles(8, 8, 64, 4, 2, 128), 128: BlockTiles(8, 16, 64, 8)}
+
+
+def conv_norm(x: Tensor, start: Start) -> tuple[Tensor, Tensor]:
+    with torch.cuda.device_of(x):
+        return depthwise_launch.forward_norm(x, start.weight, start.bias, (start.gamma, start.beta, start.eps))
 
 
 def conv_norm_project(

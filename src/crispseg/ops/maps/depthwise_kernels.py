@@ -65,9 +65,10 @@ def _row3(start, offset, row, height, left, centre, right, pixel_stride):
 
 @triton.jit
 def _finish(
-    total, x, incoming, out, row, height, mask, offset, row_stride, ACTIVATION: tl.constexpr, RESIDUAL: tl.constexpr
+    total, x, incoming, out, normed, gamma, beta, eps, row, height, mask, offset, channel, channels, row_stride,
+    ACTIVATION: tl.constexpr, RESIDUAL: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """What follows the sum: activation or its derivative, residual; then the store."""
+    """What follows the sum: activation or its derivative, residual, LayerNorm; then the store."""
     if incoming is not None:
         incoming = widened(incoming)
         if ACTIVATION == "silu":
@@ -81,20 +82,27 @@ def _finish(
         total = tl.maximum(total, 0.0)
     if RESIDUAL:
         total += x
-    place = out + row.to(tl.int64) * row_stride + offset
-    tl.store(place, total.to(out.dtype.element_ty), mask=_within(mask, row, height))
+    mask, place = _within(mask, row, height), row.to(tl.int64) * row_stride + offset
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=mask)
+    if normed is not None:
+        centred = total - (tl.sum(total, 1) / channels)[:, None]  # channels beyond the last are zero here
+        if not EXACT:
+            centred = tl.where((channel < channels)[None, :], centred, 0.0)
+        scale = tl.rsqrt(tl.sum(centred * centred, 1) / channels + eps)
+        tl.store(normed + place, (centred * scale[:, None] * gamma + beta).to(normed.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def convolve(
-    x, weight, bias, gradient, out,
+    x, weight, bias, gradient, out, normed, gamma, beta, eps,
     height, width, out_height, out_width, channels, batch_stride, row_stride, channel_step, tap_step,
     PIXEL: tl.constexpr, STRIDE: tl.constexpr, ACTIVATION: tl.constexpr, RESIDUAL: tl.constexpr, ALIGN: tl.constexpr,
     WIDTH: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr, SPREAD: tl.constexpr, EXACT: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
-    """The convolution and what follows it; with `gradient`, that gradient taken back through the activation. PIXEL is
-    the distance of neighbours in memory; EXACT says that CHANNELS divides the map's channels."""
+    """The convolution and what follows it; with `gradient`, that gradient taken back through the activation; with
+    `normed`, its LayerNorm over channels, which are then all here. PIXEL is the distance of neighbours in memory; EXACT
+    says that CHANNELS divides the map's channels."""
     after_the_kernel_before(EARLY)
     across = tl.cdiv(out_width, WIDTH)
     column = tl.program_id(0) % across * WIDTH + tl.arange(0, WIDTH)
@@ -118,6 +126,10 @@ def convolve(
     out_offset = column[:, None] * channels + channel[None, :]
     if gradient is not None:
         gradient += written
+    if normed is not None:
+        normed += written
+        gamma = tap(gamma, 0, channel, channels, 1, 0, WIDTH, SPREAD)
+        beta = tap(beta, 0, channel, channels, 1, 0, WIDTH, SPREAD)
     zero = tl.zeros((WIDTH, CHANNELS), tl.float32)
     first = zero  # what a sum begins with
     if bias is not None:
@@ -152,8 +164,8 @@ def convolve(
             ready = ready + at_c * w7
             ready = ready + at_r * w8
             _finish(
-                ready, own, finished, out, top + (k - 2) // STRIDE, out_height, out_mask, out_offset, out_row,
-                ACTIVATION, RESIDUAL,
+                ready, own, finished, out, normed, gamma, beta, eps, top + (k - 2) // STRIDE, out_height, out_mask,
+                out_offset, channel, channels, out_row, ACTIVATION, RESIDUAL, EXACT,
             )  # fmt: skip
         if STRIDE == 1:
             ready = begun + at_l * w3

@@ -48,6 +48,20 @@ def forward(
     return out
 
 
+def forward_norm(
+    x: Tensor, weight: Tensor, bias: Tensor, norm: tuple[Tensor, Tensor, float], tiles: DepthwiseTiles | None = None
+) -> tuple[Tensor, Tensor]:
+    """x + conv(x) + bias, and its LayerNorm with `norm` = (weight, bias, eps): all channels in one program."""
+    x = _pixels_contiguous(x)
+    out, normed = x.new_empty(x.shape), x.new_empty(x.shape)
+    if tiles is None:
+        channels = triton.next_power_of_2(x.shape[-1])
+        width = 4 if channels == 256 else max(1, 512 // channels)
+        tiles = _with_rows(out, width, channels, (8, 4, 2, 1) if channels > 128 else (4, 2, 1))
+    _convolve(x, weight, bias, None, out, True, "none", 1, tiles, (normed, *norm))
+    return out, normed
+
+
 def backward(
     gradient: Tensor,
     x: Tensor,
@@ -100,6 +114,7 @@ def _convolve(
     activation: str,
     stride: int,
     tiles: DepthwiseTiles | None,
+    norm: tuple[Tensor | None, Tensor | None, Tensor | None, float] = (None, None, None, 0.0),
 ) -> None:
     channels, weight = x.shape[-1], _packed(weight)
     if tiles is None:
@@ -107,8 +122,8 @@ def _convolve(
         tiles = _with_rows(out, 512 // block, block, (8, 4, 2, 1) if gradient is None else (16, 8, 4, 2, 1))
     (image, row, _), align = _aligned(x)
     kernels.convolve[_grid(out, tiles)](
-        x, weight, bias, gradient, out, x.shape[1], x.shape[2], out.shape[1], out.shape[2], channels, image, row,
-        weight.stride(0), weight.stride(3), PIXEL=x.stride(2), STRIDE=stride, ACTIVATION=activation,
+        x, weight, bias, gradient, out, *norm, x.shape[1], x.shape[2], out.shape[1], out.shape[2], channels, image,
+        row, weight.stride(0), weight.stride(3), PIXEL=x.stride(2), STRIDE=stride, ACTIVATION=activation,
         RESIDUAL=residual, ALIGN=align, WIDTH=tiles.width, CHANNELS=tiles.channels, ROWS=tiles.rows,
         SPREAD=tiles.width * tiles.channels <= _HELD * 32 * tiles.warps,
         EXACT=channels % tiles.channels == 0, num_warps=tiles.warps, **launch_options(x.device),

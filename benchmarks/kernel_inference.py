@@ -17,7 +17,7 @@ from crispseg.ops.infer.token_attention import attend_own
 from crispseg.ops.maps.convolution import convolve, convolve_image, halve_and_mix
 from crispseg.ops.maps.depthwise import depthwise3x3
 from crispseg.ops.maps.normalize import norm_relu_add
-from crispseg.ops.maps.resizing import resize_add
+from crispseg.ops.maps.resizing import resize_add, upsample
 
 
 def stem_image(net: Network, place: Place) -> Work:
@@ -83,6 +83,12 @@ def fused_pyramid_step(net: Network, place: Place) -> Work:
 def neck_end(net: Network, place: Place) -> Work:
     x = net.map(place, net.head.config.dim)
     return Work(lambda m, x: convolve(x, m.weight, m.bias, relu=True), net.fused.head.neck, (x,))
+
+
+def final_scores(net: Network, place: Place) -> Work:
+    side, size = net.side(place.stage), (net.size, net.size)
+    scores = net.draw(place.batch, net.model.num_classes, side, side, dtype=torch.float32)
+    return Work(lambda m, x: upsample(x, size), nn.Module(), (scores,))
 
 
 def mixers_convolution(net: Network, place: Place) -> Work:
@@ -205,4 +211,5 @@ INFERENCE: list[Entry] = [
     Entry("pixels_attend_tokens", writing, (1,)),
     Entry("hyper network", hyper_network, (1,)),
     Entry("best_cosines", matching, (1,)),
+    Entry("upsample", final_scores, (1,)),
 ]

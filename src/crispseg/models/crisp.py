@@ -10,11 +10,11 @@ from torch.nn import functional
 
 from crispseg import config as configs
 from crispseg.models.base import Output, SegmentationModel
-from crispseg.models.layers import resize
 from crispseg.models.omp import OMPConfig, OMPHead
 from crispseg.models.options import split_options
 from crispseg.models.registry import register
 from crispseg.models.vssd import VSSD, VSSDConfig, backbone_config
+from crispseg.ops.maps.resizing import upsample
 
 
 class CRISP(SegmentationModel):
@@ -26,7 +26,7 @@ class CRISP(SegmentationModel):
 
     def forward(self, image: Tensor) -> Tensor | Output:
         matched = self.head(self.backbone(image))
-        logits = resize(matched.logits, image.shape[-2:])
+        logits = upsample(matched.logits, image.shape[-2:])
         return Output(logits, prototypes=matched.prototypes, matches=matched.matches) if self.training else logits
 
     def at_progress(self, progress: float) -> None:
@@ -37,7 +37,7 @@ class CRISP(SegmentationModel):
         matched = self.head(self.backbone(image), allocation=True)
         size = image.shape[-2:]
         allocation = functional.interpolate(matched.allocation.float(), size=size, mode="nearest-exact")
-        return resize(matched.logits, size), allocation.long()
+        return upsample(matched.logits, size), allocation.long()
 
 
 def _build(backbone: str, defaults: dict[str, Any], num_classes: int, in_channels: int, **options: Any) -> CRISP:

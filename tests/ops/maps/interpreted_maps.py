@@ -5,6 +5,7 @@ import torch
 
 from crispseg.ops.maps import convolution_kernels as convolutions
 from crispseg.ops.maps import normalize_kernels as norms
+from crispseg.ops.maps import resizing_kernels as resizes
 from crispseg.ops.maps.convolution_kernels import ConvolutionTiles, ImageTiles, MixTiles
 from crispseg.ops.maps.normalize_kernels import AddTiles, NormTiles
 from tests.conftest import relative_error
@@ -121,3 +122,13 @@ def test_norm_relu_add(fine, coarse, channels, count, dtype):
         formula,
         (x, *norm, weight, bias, coarser),
     )
+
+
+@pytest.mark.parametrize(
+    ("low", "size"),
+    [((4, 4), (16, 16)), ((2, 2), (1, 1)), ((6, 10), (11, 17)), ((1, 4), (7, 5)), ((9, 8), (5, 3)), ((2, 2), (40, 41))],
+)
+def test_upsample(low, size):
+    scores = torch.randn(2, 3, *low)
+    truth = resized(scores.double().permute(0, 2, 3, 1), size).permute(0, 3, 1, 2)
+    assert relative_error(resizes.upsample(scores, size), truth) < 1e-5

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from crispseg.ops.maps.convolution import convolve, convolve_image, halve_and_mix
 from crispseg.ops.maps.normalize import layer_norm, norm_relu_add
+from crispseg.ops.maps.resizing import upsample
 
 
 def draw(*shape):
@@ -102,3 +103,10 @@ def test_norm_relu_add(size, coarse):
     )
     truth = (normalised(x, gain, shift, 1e-3) @ weight + bias).clamp(min=0) + resized(coarser, size)
     torch.testing.assert_close(norm_relu_add(x, gain, shift, 1e-3, weight, bias, coarser), truth)
+
+
+@given(SIZES, SIZES)
+def test_upsample(low, size):
+    scores = draw(2, 3, *low)
+    truth = resized(scores.permute(0, 2, 3, 1), size).permute(0, 3, 1, 2)
+    torch.testing.assert_close(upsample(scores, size), truth)

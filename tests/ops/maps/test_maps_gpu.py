@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from crispseg.ops.maps import convolution, normalize
+from crispseg.ops.maps import convolution, normalize, resizing
 from tests.conftest import relative_error
 from tests.ops.maps.test_maps import normalised, resized, windows
 
@@ -123,6 +123,19 @@ def test_norm_relu_add(fine, coarse, channels, count, scale, dtype):
         formula,
         (x, *norm, weight, bias, draw(2, *coarse, count, dtype=dtype)),
     )
+
+
+@pytest.mark.parametrize(
+    ("low", "size"),
+    [((128, 128), (512, 512)), ((20, 34), (75, 131)), ((2, 2), (1, 1)), ((1, 18), (8, 1033)), ((64, 64), (30, 20))],
+)
+def test_upsample(low, size):
+    scores = torch.randn(2, 6, *low, device="cuda")
+    assert resizing.upsample.takes(scores, size)
+    found = resizing.upsample(scores, size)
+    truth = resized(scores.double().permute(0, 2, 3, 1), size).permute(0, 3, 1, 2)
+    assert relative_error(found, truth) < 1e-5
+    torch.testing.assert_close(found, resizing.upsample.formula(scores, size))
 
 
 def test_captured_graph_replays():

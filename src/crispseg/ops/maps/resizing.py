@@ -1,4 +1,4 @@
-"""A coarser map added to a finer one.
+"""A coarser map added to a finer one, and scores resized.
 
 `add_resized` has gradients, the others are for inference only. All resizing is bilinear, pixel centres kept.
 """
@@ -50,6 +50,19 @@ def resize_add(finer: Tensor, coarser: Tensor) -> Tensor:
 def resized(x: Tensor, size: Size) -> Tensor:
     """x (B, h, w, C) resized to (B, *size, C), by torch."""
     return _interpolated(x.permute(0, 3, 1, 2), size).permute(0, 2, 3, 1)
+
+
+@operator("upsample", kernels="maps.resizing_kernels", dtypes=(torch.float32,), gradients="none")
+def upsample(scores: Tensor, size: Size) -> Tensor:
+    """Scores (B, K, h, w) resized to (B, K, *size), pixel centres kept."""
+    return _interpolated(scores, size)
+
+
+@upsample.unless
+def _(scores: Tensor, size: Size) -> str | None:
+    if torch.compiler.is_compiling() or not scores.is_contiguous():
+        return "compiled, or channels last"
+    return too_many(max(scores.shape[0] * scores.shape[1], scores.shape[2]), 65535, "maps or rows")  # of a launch
 
 
 @custom_op("resize_add", like=lambda x, finer: x.new_empty(finer.shape))

@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from crispseg.ops.common.dependent_launch import after_the_kernel_before, launch_options
+
 
 @triton.jit
 def between(index, scale, size):
@@ -55,4 +57,40 @@ def resize_add(finer: Tensor, coarser: Tensor) -> Tensor:
         finer, coarser, out, count, height, width, coarse_h, coarse_w, channels, coarse_h / height, coarse_w / width,
         PIXELS=pixels, CHANNELS=block, num_warps=4,
     )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _upsample_kernel(
+    scores, out, low_h, low_w, height, width, scale_y, scale_x, COLUMNS: tl.constexpr, EARLY: tl.constexpr
+):  # fmt: skip
+    """All rows of the result that lie between two rows of the scores: these are resized along x once."""
+    after_the_kernel_before(EARLY)
+    low, plane = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    left, right, along = between(column, scale_x, low_w)
+    scores += plane * low_h * low_w + low * low_w
+    out += plane * height * width
+    below = scores + tl.where(low + 1 < low_h, low_w, 0)
+    top = tl.load(scores + left) * (1 - along) + tl.load(scores + right) * along
+    bottom = tl.load(below + left) * (1 - along) + tl.load(below + right) * along
+    # One row more on either side than arithmetic without rounding would give; `between` itself decides.
+    first = tl.maximum(((low + 0.5) / scale_y - 1.5).to(tl.int32), 0) * (low > 0).to(tl.int32)
+    last = tl.minimum(((low + 1.5) / scale_y + 1.5).to(tl.int32), height)
+    for i in range(last - first):
+        row = first + i
+        own, _, down = between(row, scale_y, low_h)
+        end = width * (own == low).to(tl.int32)
+        tl.store(out + row.to(tl.int64) * width + column, top * (1 - down) + bottom * down, mask=column < end)
+
+
+def upsample(scores: Tensor, size: tuple[int, int]) -> Tensor:
+    (batch, classes, low_h, low_w), (height, width) = scores.shape, size
+    out = scores.new_empty(batch, classes, height, width)
+    columns = min(512, triton.next_power_of_2(width))
+    with torch.cuda.device_of(scores):
+        _upsample_kernel[(triton.cdiv(width, columns), low_h, batch * classes)](
+            scores, out, low_h, low_w, height, width, low_h / height, low_w / width,
+            COLUMNS=columns, num_warps=2, **launch_options(scores.device),
+        )  # fmt: skip
     return out

@@ -9,7 +9,7 @@ from crispseg.models import pretrained
 from crispseg.models import shipped as shipped_room
 from crispseg.models.backbone_folder import BackboneInfo, load_backbone, read_backbone, save_backbone
 from crispseg.models.vssd import create_backbone
-from crispseg.train.setup import SCRATCH, default_weights
+from crispseg.train.start import SCRATCH, default_weights
 
 SMALL = {"width": 8, "depths": [1, 1, 1, 1], "heads": [1, 1, 2, 2], "state": 4}
 INFO = BackboneInfo(training_data="two photos", scores={"photos/knn": 0.5})

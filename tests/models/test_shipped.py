@@ -17,7 +17,7 @@ from crispseg.evaluate.opening import open_model
 from crispseg.models import folder as folders
 from crispseg.models import shipped
 from crispseg.models.base import ModelInfo
-from crispseg.train.setup import start_from
+from crispseg.train.start import start_from
 from tests.models.test_registered import SHRINK_CRISP
 
 INFO = ModelInfo(classes=("roof", "road"), mean=(15.0,) * 3, std=(8.0,) * 3, training_data="two streets #0123456789, x")

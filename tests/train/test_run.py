@@ -147,14 +147,16 @@ def test_wrong_configs(folder, tmp_path, change, message):
     assert not (tmp_path / "run").exists()
 
 
-def test_three_band_config_on_four_band_data(tmp_path, run):
+def test_three_band_config_on_four_band_data(tmp_path, run, capsys):
     data = tiny.make_folder(tmp_path / "four", bands=4)
     values = tiny.settings(data, tmp_path / "run")
     with pytest.raises(UserError, match=r"data.bands red, green, blue takes 3 bands, but the images of .* have 4"):
         loop.train(config_from(values, ["data.bands=[red, green, blue]"]))
+    values = tiny.settings(data, tmp_path / "run", schedule={"steps": 1}, val_every=1)
     values["model"] = {**values["model"], "weights": str(run / "best")}
-    with pytest.raises(UserError, match=r"takes 3 bands, but the images have 4"):
-        loop.train(config_from(values))
+    assert loop.train(config_from(values)).finished
+    said = "(first convolution adapted from red, green, blue to 4 bands)"
+    assert f"starts from {run / 'best'} {said}\n" in capsys.readouterr().err
 
 
 def test_empty_split(folder, tmp_path):

@@ -17,7 +17,7 @@ from crispseg.models.omp import OMPHead
 from crispseg.models.registry import create_model
 from crispseg.models.vssd import VSSD
 from crispseg.train.config import MACHINE_KEYS, ModelConfig, TrainConfig
-from crispseg.train.setup import SCRATCH, default_weights
+from crispseg.train.start import SCRATCH, default_weights
 
 
 def describe(config: TrainConfig) -> dict[str, Any]:

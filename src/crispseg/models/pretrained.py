@@ -23,7 +23,7 @@ from crispseg.models.backbone_folder import (
 from crispseg.models.vssd import VSSD, VSSDConfig, backbone_config
 
 PICTURE_BANDS = ("red", "green", "blue")
-_STEM = "patch_embed.conv1.conv.weight"
+STEM = "patch_embed.conv1.conv.weight"
 _MAY_BE_FRESH = (".dco.", ".selection.", "num_batches_tracked")  # small gates, which a backbone may have been without
 _NOT_OF_THE_FUNCTION = ("drop_path", "checkpointing")
 
@@ -58,7 +58,7 @@ def start_backbone(backbone: VSSD, word: str | os.PathLike[str], bands: Sequence
     folder = find_pretrained(word)
     saved = read_backbone(folder)
     weights = dict(saved.weights)
-    adapted = _adapt_stem(weights, backbone, tuple(bands))
+    adapted = adapt_stem(weights, STEM, backbone.in_channels, bands)
     fresh = _check_fit(backbone, weights, saved, folder)
     backbone.load_state_dict(weights, strict=False)
     own = f"the pretrained backbone {saved.name}" if folder.parent == shipped.BACKBONES else f"the backbone in {folder}"
@@ -80,14 +80,16 @@ def adapted_stem(weight: Tensor, bands: Sequence[str], count: int) -> Tensor:
     return stacked
 
 
-def _adapt_stem(weights: dict[str, Tensor], backbone: VSSD, bands: tuple[str, ...]) -> str:
-    given = weights.get(_STEM)
+def adapt_stem(weights: dict[str, Tensor], stem: str, count: int, bands: Sequence[str]) -> str:
+    """Make the first convolution among these weights, if it is one for red, green and blue, one for these bands; says
+    so if that changes it."""
+    given = weights.get(stem)
     if given is None or given.shape[1] != len(PICTURE_BANDS):
         return ""
-    weights[_STEM] = adapted_stem(given, bands, backbone.in_channels)
-    if weights[_STEM] is given:
+    weights[stem] = adapted_stem(given, bands, count)
+    if weights[stem] is given:
         return ""
-    return f"first convolution adapted from red, green, blue to {', '.join(bands) or f'{backbone.in_channels} bands'}"
+    return f"first convolution adapted from red, green, blue to {', '.join(bands) or f'{count} bands'}"
 
 
 def _check_fit(backbone: VSSD, weights: dict[str, Tensor], saved: SavedBackbone, folder: Path) -> list[str]:

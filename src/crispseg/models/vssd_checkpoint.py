@@ -9,14 +9,13 @@ from typing import Any
 from torch import Tensor
 
 from crispseg.errors import UserError
-from crispseg.models.pretrained import PICTURE_BANDS, adapted_stem
+from crispseg.models.pretrained import STEM, adapt_stem
 from crispseg.models.vssd import VSSD
 from crispseg.models.weights import read_weights, tensors_in
 
 _CLASSIFIER = ("norm.", "head.")  # only in classification files
 _OURS_ALONE = (".dco.", "outnorm")  # DCO is not in public files; classification files lack the output norms
 _SHOWN = 6
-_STEM = "patch_embed.conv1.conv.weight"
 _LEAST_FIT = 0.6  # of a file's tensors; a hybrid one keeps more than nine tenths, but for stage 4's mixers
 
 
@@ -72,13 +71,12 @@ def start_from_checkpoint(backbone: VSSD, path: str | os.PathLike[str], bands: S
     """
     given = _backbone_part(tensors_in(read_weights(path)))
     ours = backbone.state_dict()
-    if _STEM in given and given[_STEM].shape[1] == len(PICTURE_BANDS):
-        given[_STEM] = adapted_stem(given[_STEM], tuple(bands), backbone.in_channels)
+    adapted = adapt_stem(given, STEM, backbone.in_channels, bands)
     fitting = {name: tensor for name, tensor in given.items() if name in ours and ours[name].shape == tensor.shape}
-    if _STEM not in fitting or len(fitting) < _LEAST_FIT * len(given):
+    if STEM not in fitting or len(fitting) < _LEAST_FIT * len(given):
         load_vssd_checkpoint(backbone, path)
     backbone.load_state_dict(fitting, strict=False)
-    facts = [f"{len(fitting)} of its {len(given)} tensors"]
+    facts = [f"{len(fitting)} of its {len(given)} tensors", *([adapted] if adapted else [])]
     if left := [name for name in given if name not in fitting]:
         places = sorted({".".join(name.split(".")[:2] + name.split(".")[4:5]) for name in left})
         facts.append(f"left out, as this model has no such tensors: {len(left)} under {', '.join(places)}")

@@ -8,9 +8,8 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from crispseg.data.dataset import SegmentationDataset, check_bands
@@ -20,25 +19,13 @@ from crispseg.data.manifest import Statistics, read_manifest
 from crispseg.data.shares import SplitShares, read_all_labels, split_shares
 from crispseg.errors import UserError
 from crispseg.models.base import ModelInfo, SegmentationModel
-from crispseg.models.folder import load as load_model
-from crispseg.models.pretrained import (
-    is_pretrained,
-    matching_backbone,
-    start_backbone,
-)
 from crispseg.models.registry import create_model
-from crispseg.models.shipped import is_saved, list_backbones_with_weights
-from crispseg.models.vssd import VSSD
-from crispseg.models.vssd_checkpoint import start_from_checkpoint
 from crispseg.threads import available_cores
 from crispseg.train.config import DataConfig, Precision, TrainConfig
 from crispseg.train.distributed import Processes
+from crispseg.train.start import SCRATCH, default_weights, start_from
 
-SCRATCH = "none"  # as model.weights: a start from random weights
-# Per band of 8 bits, red, green, blue: what public checkpoints were trained with.
-IMAGENET_MEAN, IMAGENET_STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 _ASKED = 40  # of many images, so many are asked for the size of their pixels
-_ON_VSSD = ("crisp_", "vssd_")
 _LR = 6e-4
 _PUBLIC_LR = 6e-5  # the paper's, for a checkpoint of a long training on ImageNet
 _MODEL = {"cuda": "crisp_tiny", "cpu": "crisp_nano"}
@@ -48,18 +35,6 @@ _VALIDATIONS = {"cuda": 10, "cpu": 3}
 _LARGEST_CROP = {"cuda": 1 << 30, "cpu": 256}
 _STRIDE = 32  # of the coarsest features
 _MOST_PADDING = 8  # a crop may be so many times as long as the longest image, which may be enlarged into it
-
-
-def default_weights(name: str, options: Mapping[str, Any]) -> str:
-    """The pretrained backbone that comes along for a model, or `none`: for other networks, sizes and mixers."""
-    if not list_backbones_with_weights() or not name.startswith(_ON_VSSD):
-        return SCRATCH
-    try:
-        with torch.device("meta"):
-            backbone = getattr(create_model(name, **options), "backbone", None)
-    except Exception:  # a model that cannot be made: its run will say why
-        return SCRATCH
-    return matching_backbone(backbone) or SCRATCH if isinstance(backbone, VSSD) else SCRATCH
 
 
 def choose_device(wanted: str) -> str:
@@ -270,63 +245,3 @@ def _facts(config: TrainConfig, folder: Folder) -> tuple[Statistics, str]:
         f"{one.protocol.name} #{one.protocol.hash}, train split ({len(one.records('train'))} images)" for one in folders
     ]
     return parts[0][0] if len(parts) == 1 else joined_statistics(parts), "; ".join(described)
-
-
-def start_from(model: SegmentationModel, path: Path, folder: Folder | None = None) -> None:
-    """Take over a pretrained backbone, a saved model's weights as far as they fit, or a public VSSD checkpoint's."""
-    backbone = getattr(model, "backbone", None)
-    if is_pretrained(path):
-        if not isinstance(backbone, VSSD):
-            raise UserError(f"model.weights {path} is a VSSD backbone, which {model.name} does not have")
-        model.origin = start_backbone(backbone, path, model.info.bands)
-        return
-    model.origin = str(path)
-    if is_saved(path):
-        _start_from_folder(model, path)
-        return
-    if path.is_file() and is_peer(model):
-        model.origin = _start_from_authors(model, path)
-        return
-    if not isinstance(backbone, VSSD):
-        raise UserError(
-            f"model.weights {path} is a checkpoint file, which only VSSD backbones and the rivals take; give a model "
-            "folder"
-        )
-    model.origin = start_from_checkpoint(backbone, path, model.info.bands)
-    if folder is not None and _in_8_bits(folder) and model.in_channels == len(IMAGENET_MEAN):
-        model.info = dataclasses.replace(model.info, mean=IMAGENET_MEAN, std=IMAGENET_STD)
-        model.origin += ", with ImageNet's mean and std"
-
-
-def is_peer(model: SegmentationModel) -> bool:
-    from crispseg.peers.base import Peer
-
-    return isinstance(model, Peer)
-
-
-def _start_from_authors(model: SegmentationModel, path: Path) -> str:
-    """A checkpoint of the network's authors, or only its encoder's."""
-    from crispseg.peers.authors import load_authors_checkpoint
-
-    placed = load_authors_checkpoint(model, path, partial=True)
-    fresh = f"; {len(placed.missing)} of ours stay fresh" if placed.missing else ""
-    left = f"; {len(placed.left_over)} have no place here" if placed.left_over else ""
-    return f"the authors' checkpoint {path} ({len(placed.placed)} tensors{fresh}{left})"
-
-
-def _in_8_bits(folder: Folder) -> bool:
-    return folder.read_image(folder.records("train")[0]).dtype == np.uint8
-
-
-def _start_from_folder(model: SegmentationModel, path: Path) -> None:
-    other = load_model(path)
-    if other.in_channels != model.in_channels:
-        raise UserError(
-            f"the model in {path} takes {other.in_channels} bands, but the images have {model.in_channels}; "
-            "start from another model or from scratch"
-        )
-    own = model.state_dict()
-    fitting = {n: t for n, t in other.state_dict().items() if n in own and own[n].shape == t.shape}
-    if len(fitting) < len(own) / 2:
-        raise UserError(f"the model in {path} is a {other.name} and does not fit {model.name} with these options")
-    model.load_state_dict(fitting, strict=False)

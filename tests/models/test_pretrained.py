@@ -8,8 +8,9 @@ from crispseg.errors import UserError
 from crispseg.models import pretrained
 from crispseg.models import shipped as shipped_room
 from crispseg.models.backbone_folder import BackboneInfo, load_backbone, read_backbone, save_backbone
+from crispseg.models.dco import DCOConfig
 from crispseg.models.vssd import create_backbone
-from crispseg.train.start import SCRATCH, default_weights
+from crispseg.train.start import SCRATCH, default_backbone, default_weights
 
 SMALL = {"width": 8, "depths": [1, 1, 1, 1], "heads": [1, 1, 2, 2], "state": 4}
 INFO = BackboneInfo(training_data="two photos", scores={"photos/knn": 0.5})
@@ -105,9 +106,16 @@ def test_what_does_not_fit_is_said(tmp_path, shipped):
         pretrained.start_backbone(create_backbone("vssd_nano"), "vssd_nano")
 
 
-def test_training_starts_from_the_backbone_of_its_size(shipped):
+def test_training_starts_from_the_whole_model_or_the_backbone_of_its_size(shipped, tmp_path, monkeypatch):
+    of_one_function = {}, {"prototypes": 3, "dco": DCOConfig()}, {"drop_path": 0.3, "checkpointing": True}
+    for options in of_one_function:
+        assert default_weights("crisp_nano", options) == "crisp_nano_aerial"
+        assert default_backbone("crisp_nano", options) == "vssd_nano"
+    for options in ({"prototypes": 2}, {"matching": "lse"}):
+        assert default_weights("crisp_nano", options) == "vssd_nano"
+    assert default_weights("vssd_nano_upernet", {"fusion": "normalized", "dco": True}) == "vssd_nano"
+    monkeypatch.setattr(shipped_room, "_FOLDER", tmp_path / "without models")
     assert default_weights("crisp_nano", {}) == "vssd_nano"
-    assert default_weights("crisp_nano", {"prototypes": 2}) == "vssd_nano"
     assert default_weights("crisp_nano", {"dco": False}) == SCRATCH  # another function: asked for by name only
     assert default_weights("crisp_tiny", {}) == SCRATCH
     assert default_weights("unetformer_r18", {}) == SCRATCH

@@ -110,7 +110,7 @@ def test_tuning_starts_from_a_model_folder_even_with_other_classes(run, folder, 
     assert new["head.tokens.embedding"].shape[0] == 3
 
 
-def test_with_no_config_at_all(folder, tmp_path, monkeypatch):
+def test_with_no_config_at_all(folder, tmp_path, monkeypatch, capsys):
     """Everything is chosen for the machine; only the number of steps is cut short."""
     monkeypatch.chdir(tmp_path)
     config = train_config(None, [f"data={folder}", "schedule.steps=1", "device=cpu"])
@@ -118,7 +118,8 @@ def test_with_no_config_at_all(folder, tmp_path, monkeypatch):
     assert result.finished and result.out == Path("runs/squares-crisp_nano-1")
     chosen = yaml.safe_load((result.out / "config.yaml").read_text())
     assert chosen["crop"] == 64 and chosen["batch_size"] == 4 and chosen["precision"] == "fp32"
-    assert chosen["optimizer"]["lr"] == 6e-4
+    assert chosen["optimizer"]["lr"] == 6e-4 and chosen["model"]["weights"] == "crisp_nano_aerial"
+    assert "starts from crisp_nano_aerial (all classes new)\n" in capsys.readouterr().err
 
 
 def test_epochs_become_steps(folder, tmp_path):

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from crispseg import config as configs
-from crispseg.models.dco import dco_config
-from crispseg.models.omp import OMPHead
-from crispseg.models.registry import create_model
-from crispseg.models.vssd import VSSD
+from crispseg.models.whole_options import whole_options
 from crispseg.train.config import MACHINE_KEYS, ModelConfig, TrainConfig
-from crispseg.train.start import SCRATCH, default_weights
+from crispseg.train.start import SCRATCH, default_backbone
+
+
+def starting_alike(config: TrainConfig) -> TrainConfig:
+    """The config with the backbone as its start, where it names none: a whole model comes along for one set of options
+    alone, and rows that differ in options must not differ in that."""
+    if config.model.name is None or config.model.weights:
+        return config
+    start = default_backbone(config.model.name, config.model.options)
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, weights=start))
 
 
 def describe(config: TrainConfig) -> dict[str, Any]:
@@ -28,10 +31,9 @@ def describe(config: TrainConfig) -> dict[str, Any]:
     del values["data"]["cache"]
     if config.data.protocol is not None:  # it names the images, wherever they lie
         del values["data"]["path"]
-    start = config.model.weights or default_weights(str(config.model.name), config.model.options)
+    start = starting_alike(config).model.weights
     values["model"]["weights"] = None if start == SCRATCH else start
-    options = json.dumps(values["model"]["options"], sort_keys=True)
-    values["model"]["options"] = json.loads(_full_options(str(config.model.name), options))
+    values["model"]["options"] = whole_options(str(config.model.name), values["model"]["options"])
     return values
 
 
@@ -56,22 +58,3 @@ def same(earlier: Mapping[str, Any], now: Mapping[str, Any], defaults: Mapping[s
         elif value != earlier.get(key, default):
             return False
     return True
-
-
-@functools.cache
-def _full_options(name: str, given: str) -> str:
-    """A model's options (JSON, so that they can be cached by) with their defaults, where its parts know them."""
-    options: dict[str, Any] = json.loads(given)
-    try:
-        with torch.device("meta"):
-            network = create_model(name, **options)
-    except Exception:  # a model that cannot be made here: its run will say why
-        return given
-    for part in network.children():
-        if isinstance(part, VSSD):
-            calibration = dco_config(part.config.dco)
-            full = dataclasses.replace(part.config, dco=calibration if calibration.enabled else False)
-            options |= configs.to_dict(full)
-        elif isinstance(part, OMPHead):
-            options |= configs.to_dict(part.config)
-    return json.dumps(options)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from crispseg import config as configs
-from crispseg.ablate.identity import describe, fingerprint
+from crispseg.ablate.identity import describe, fingerprint, starting_alike
 from crispseg.ablate.table import Table, row_values
 from crispseg.configs import find_config, find_config_or_folder
 from crispseg.data.protocol import get_protocol
@@ -105,7 +105,7 @@ def _scored(config: TrainConfig) -> TrainConfig:
 
 
 def _plan_run(place: Place, config: TrainConfig, out: Path) -> Run:
-    description = describe(config)
+    config, description = starting_alike(config), describe(config)
     words = (place.data, config.model.name or "model", f"seed{place.seed}", fingerprint(description))
     folder = out / "runs" / "-".join(slug(word) for word in words)
     return Run(folder, dataclasses.replace(config, out=str(folder)), description, str(place))

@@ -1,7 +1,7 @@
 """List the models that can be created, with their parameters and operations at 512 x 512 pixels.
 
 Below them are the trained models that come with crispseg, whose names stand wherever a model's folder can, and the
-pretrained backbones that `crisp train` starts from.
+pretrained backbones. `crisp train` starts from the trained model of the same network, or else from the backbone.
 """
 
 from __future__ import annotations

@@ -7,8 +7,9 @@ that band's weights, any other the mean of the three, and all are scaled by thre
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -21,6 +22,7 @@ from crispseg.models.backbone_folder import (
     whole_settings,
 )
 from crispseg.models.vssd import VSSD, VSSDConfig, backbone_config
+from crispseg.models.whole_options import whole_options
 
 PICTURE_BANDS = ("red", "green", "blue")
 STEM = "patch_embed.conv1.conv.weight"
@@ -50,6 +52,15 @@ def matching_backbone(backbone: VSSD) -> str:
         card = shipped.read_backbone_card(name)
         if _settings(backbone_config(card["name"], **card["options"])) == _settings(backbone.config):
             return name
+    return ""
+
+
+def matching_model(name: str, options: Mapping[str, Any]) -> str:
+    """The name of the shipped model that is this network, or an empty string."""
+    for one in shipped.list_shipped():
+        card = shipped.read_card(one)
+        if card["name"] == name and _head_and_backbone(name, card["options"]) == _head_and_backbone(name, options):
+            return one
     return ""
 
 
@@ -121,3 +132,7 @@ def _other_function(backbone: VSSD, saved: SavedBackbone) -> str:
 
 def _settings(config: VSSDConfig) -> dict[str, object]:
     return {k: v for k, v in whole_settings(config).items() if k not in _NOT_OF_THE_FUNCTION}
+
+
+def _head_and_backbone(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in whole_options(name, options).items() if k not in _NOT_OF_THE_FUNCTION}

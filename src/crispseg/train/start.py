@@ -26,6 +26,7 @@ from crispseg.models.pretrained import (
     adapt_stem,
     is_pretrained,
     matching_backbone,
+    matching_model,
     start_backbone,
 )
 from crispseg.models.registry import create_model
@@ -41,6 +42,11 @@ _NAMED = 6  # classes that a line still names one by one
 
 
 def default_weights(name: str, options: Mapping[str, Any]) -> str:
+    """What comes along for a model: the same network trained whole, else its pretrained backbone, else `none`."""
+    return matching_model(name, options) or default_backbone(name, options)
+
+
+def default_backbone(name: str, options: Mapping[str, Any]) -> str:
     """The pretrained backbone that comes along for a model, or `none`: for other networks, sizes and mixers."""
     if not list_backbones_with_weights() or not name.startswith(_ON_VSSD):
         return SCRATCH

@@ -150,7 +150,7 @@ def test_the_first_convolution_is_adapted_to_the_bands(case, named, bands, count
     _, after = started(model, other, tmp_path)
     assert torch.equal(after[FOUND], adapted_stem(given[FOUND], bands, count))
     assert all(torch.equal(after[n], given[n]) for n in after if n.startswith("backbone.") and n != FOUND)
-    adapted = f"first convolution adapted from red, green, blue to {', '.join(bands) or '1 bands'}"
+    adapted = f"first convolution adapted from red, green, blue to {', '.join(bands) or 'one band'}"
     assert model.origin == f"{tmp_path} (classes road, building as there, 3 new; {adapted})"
 
 

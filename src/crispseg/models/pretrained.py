@@ -100,7 +100,8 @@ def adapt_stem(weights: dict[str, Tensor], stem: str, count: int, bands: Sequenc
     weights[stem] = adapted_stem(given, bands, count)
     if weights[stem] is given:
         return ""
-    return f"first convolution adapted from red, green, blue to {', '.join(bands) or f'{count} bands'}"
+    ours = ", ".join(bands) or ("one band" if count == 1 else f"{count} bands")
+    return f"first convolution adapted from red, green, blue to {ours}"
 
 
 def _check_fit(backbone: VSSD, weights: dict[str, Tensor], saved: SavedBackbone, folder: Path) -> list[str]:

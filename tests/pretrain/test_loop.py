@@ -100,12 +100,23 @@ def test_stopped_and_resumed_it_ends_the_same(folders, shards, tmp_path, whole, 
     ).read_bytes()
 
 
-def test_pictures_alone_are_learnt_from(folders, tmp_path):
-    values = toys.settings(tmp_path / "run", {"path": str(folders), "labels": False, "side": 32, "name": "alone"})
+def without_labels(folders, shards):
+    return {"path": str(folders), "labels": False, "side": 32}, {"path": str(shards), "labels": False, "side": 32}
+
+
+def train_terms(run):
+    """What each set lost at every record: `train/SET` without the head."""
+    records = [r for r in read_metrics(run / "metrics.jsonl") if "train/loss" in r]
+    return {name: [r[f"train/{name}"] for r in records] for name in ("stripes", "shards")}
+
+
+def test_pictures_alone_are_learnt_from(folders, shards, tmp_path):
+    values = toys.settings(tmp_path / "run", *without_labels(folders, shards))
     values |= {"schedule": {"steps": 40}, "optimizer": {"lr": 0.01}, "changes": GENTLE, "masking": {"cell": 8}}
     result = loop.pretrain(config_from(values))
-    records = [r["train/pixels"] for r in read_metrics(tmp_path / "run" / "metrics.jsonl") if "train/pixels" in r]
-    assert result.values["scores"] == {} and records[-1] < 0.75 * records[0]
+    assert result.values["scores"] == {} and result.values["sets"] == {"stripes": [42, 0], "shards": [16, 0]}
+    for lost in train_terms(tmp_path / "run").values():
+        assert lost[-1] < 0.75 * lost[0]
 
 
 def test_two_processes_are_one(folders, shards, tmp_path):

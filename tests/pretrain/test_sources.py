@@ -33,6 +33,15 @@ def test_folders_train_and_val_are_used_as_they_are(tmp_path):
         open_source(tmp_path, True, 32)
 
 
+def test_shards_without_labels_need_no_names(tmp_path):
+    root = toys.shards(tmp_path / "set")
+    labelled, _ = open_source(root, True, 32)
+    (root / "classes.txt").unlink()
+    training, held_back = open_source(root, False, 32)
+    assert held_back is None and (training.classes, len(training.labels)) == ((), 0)
+    assert len(training) == len(labelled) and np.array_equal(training.read(11), labelled.read(11))
+
+
 def test_shards_hold_what_was_written(tmp_path):
     training, held_back = open_source(toys.shards(tmp_path / "set"), True, 32)
     assert len(training) == 16 and len(held_back) == 6

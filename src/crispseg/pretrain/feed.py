@@ -59,8 +59,6 @@ def open_sets(config: PretrainConfig) -> list[LearningSet]:
             name = name.replace(".", "_") + "_"
         back = Pictures(held_back, side) if held_back is not None else None
         opened.append(LearningSet(one, name, Pictures(training, side), back))
-    if sum(not one.labelled for one in opened) > 1:
-        raise UserError("several sets without labels: put their folders below one folder, and give that")
     return opened
 
 
@@ -93,7 +91,7 @@ class Feed:
     """The batches of a run from a step on. A picture's changes follow from (seed, epoch, index) alone."""
 
     def __init__(
-        self, sets: Sequence[LearningSet], config: PretrainConfig, processes: Processes, hiding: str | None
+        self, sets: Sequence[LearningSet], config: PretrainConfig, processes: Processes, hiding: Sequence[str]
     ) -> None:
         self.sets, self.config, self.processes, self.hiding = sets, config, processes, hiding
         self.orders = [Order(len(one.training), config.seed) for one in sets]
@@ -134,7 +132,7 @@ class Feed:
         how = _changes_of(one.config, self.config.changes)
         plan = plan_changes(how, seed, epochs, indices, one.config.aerial).to(device)
         images = apply_changes(pictures, plan, size)
-        if one.name == self.hiding:
+        if one.name in self.hiding:
             cells = plan_hiding(self.config.masking, seed, epochs, indices, size).to(device)
             hidden = as_pixels(cells, self.config.masking.cell, size)
             return Batch(images, _no_labels(len(indices), device), torch.ones(len(indices), device=device), hidden)

@@ -167,8 +167,7 @@ class Pretrainer:
         share_out(sets, config.batch_size, processes.count)
         self.sizes = sizes_by_step(config)
         teacher = Teacher(config.teacher, processes.device) if config.teacher.build else None
-        unlabelled = [one.name for one in sets if not one.labelled]
-        self.hiding = unlabelled[0] if unlabelled and teacher is None else None
+        self.hiding = [one.name for one in sets if not one.labelled and teacher is None]
         self.feed = Feed(sets, config, processes, self.hiding)
         self.stepper = PretrainStepper(self._network(teacher), config, processes, teacher)
         self.watch = FiniteWatch(processes)

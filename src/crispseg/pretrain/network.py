@@ -20,7 +20,7 @@ class Told(NamedTuple):
 
     logits: dict[str, Tensor]  # of each labelled set's pictures
     features: list[Tensor]  # the teacher's outputs, predicted
-    pixels: Tensor | None  # (B, 3, H, W) normalised, of the pictures that were partly hidden
+    pixels: dict[str, Tensor]  # (B, 3, H, W) normalised, of each set's pictures that were partly hidden
 
 
 class Pretraining(nn.Module):
@@ -36,10 +36,10 @@ class Pretraining(nn.Module):
         classes: Mapping[str, int],
         taught: Sequence[tuple[int, ...]] = (),
         size: int = 64,
-        hidden: str | None = None,
+        hidden: Sequence[str] = (),
     ) -> None:
         super().__init__()
-        self.backbone, self.parts, self.hidden = backbone, dict(parts), hidden
+        self.backbone, self.parts, self.hidden = backbone, dict(parts), tuple(hidden)
         width = backbone.widths[-1]
         self.heads = nn.ModuleDict({name: nn.Linear(width, count) for name, count in classes.items()})
         self.stages = [nearest_stage(shape, size) for shape in taught]
@@ -47,7 +47,7 @@ class Pretraining(nn.Module):
             nn.Linear(width, shape[0]) if len(shape) == 1 else nn.Conv2d(backbone.widths[stage], shape[0], 1)
             for shape, stage in zip(taught, self.stages, strict=True)
         )
-        views = backbone.widths if hidden is not None else ()
+        views = backbone.widths if hidden else ()
         self.views = nn.ModuleList(nn.Conv2d(width, 3 * _STRIDE**2, 1) for width in views)
         for module in (self.heads, self.predictions, self.views):
             module.apply(_start_small)
@@ -68,12 +68,10 @@ class Pretraining(nn.Module):
             head(pooled if isinstance(head, nn.Linear) else maps[stage])
             for stage, head in zip(self.stages, self.predictions, strict=True)
         ]
-        return Told(logits, features, self._seen(maps) if self.hidden is not None else None)
+        return Told(logits, features, {name: self._seen(maps, self.parts[name]) for name in self.hidden})
 
-    def _seen(self, maps: list[Tensor]) -> Tensor:
-        """The hidden set's pixels as all four stages see them."""
-        assert self.hidden is not None
-        part = self.parts[self.hidden]
+    def _seen(self, maps: list[Tensor], part: slice) -> Tensor:
+        """A set's hidden pixels as all four stages see them."""
         finest = maps[0].shape[-2:]
         views = [view(m[part]).float() for view, m in zip(self.views, maps, strict=True)]
         total = torch.stack([functional.interpolate(x, size=finest, mode="bilinear") for x in views]).sum(0)

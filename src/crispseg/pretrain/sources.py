@@ -65,10 +65,13 @@ class Files:
 
 
 class Shards:
-    """npz files that hold encoded pictures one after the other: `data`, `offsets` and `labels`."""
+    """npz files that hold encoded pictures one after the other: `data`, `offsets` and `labels`.
 
-    def __init__(self, files: Sequence[Path], classes: tuple[str, ...]) -> None:
-        self.classes = classes
+    Without names for the classes the labels are left alone.
+    """
+
+    def __init__(self, files: Sequence[Path], classes: tuple[str, ...] | None = None) -> None:
+        self.classes = classes or ()
         parts = [_read_shard(path) for path in files]
         self._data = [data for data, _, _ in parts]
         self._places = [
@@ -76,11 +79,14 @@ class Shards:
             for shard, (_, offsets, _) in enumerate(parts)
             for a, b in itertools.pairwise(offsets)
         ]
-        self.files = [*files, files[0].with_name("classes.txt")]
-        self.labels = np.concatenate([labels for _, _, labels in parts]).astype(np.int64)
-        if self.labels.size and self.labels.max() >= len(classes):
+        self.files, self.labels = list(files), np.empty(0, np.int64)
+        if classes is not None:
+            self.files.append(files[0].with_name("classes.txt"))
+            self.labels = np.concatenate([labels for _, _, labels in parts]).astype(np.int64)
+        if self.labels.size and self.labels.max() >= len(self.classes):
             raise UserError(
-                f"{files[0].parent} has labels up to {self.labels.max()}, but classes.txt names {len(classes)} classes"
+                f"{files[0].parent} has labels up to {self.labels.max()}, but classes.txt names "
+                f"{len(self.classes)} classes"
             )
 
     def __len__(self) -> int:
@@ -124,7 +130,10 @@ def open_source(root: Path, labelled: bool, side: int) -> tuple[Source, Source |
     """The training pictures of a folder, and those kept back for scores (labelled sets only)."""
     if not root.is_dir():
         raise UserError(f"there is no folder {root} to learn from")
-    if labelled and (shards := sorted(root.glob("train*.npz"))):
+    shards = sorted(root.glob("train*.npz"))
+    if shards and not labelled:
+        return Shards(shards), None
+    if shards:
         classes = _class_names(root)
         held_back = sorted(root.glob("val*.npz"))
         return Shards(shards, classes), Shards(held_back, classes) if held_back else None

@@ -83,7 +83,7 @@ class PretrainStepper(Updated[Pretraining]):
     def _backward(self, images: Tensor, labels: Tensor, own: Tensor, hidden: Tensor) -> dict[str, Tensor]:
         """The losses of a batch; their gradients are added to the parameters'."""
         whole = self.normalised(images)
-        seen = whole if self.model.hidden is None else whole * ~hidden
+        seen = whole * ~hidden if self.model.hidden else whole
         with autocast(self.processes.device, self.config.precision):
             told = self.network(seen)
             features = self.teacher(whole) if self.teacher is not None else []
@@ -96,10 +96,10 @@ class PretrainStepper(Updated[Pretraining]):
         if features:
             terms["teacher"] = teaching_loss(told.features, features)
             loss = loss + self.config.teacher.weight * terms["teacher"]
-        if told.pixels is not None and self.model.hidden is not None:
-            part = self.model.parts[self.model.hidden]
-            terms["pixels"] = hidden_pixels_loss(told.pixels, whole[part], hidden[part])
-            loss = loss + self.config.masking.weight * self.weights[self.model.hidden] * terms["pixels"]
+        for name, pixels in told.pixels.items():
+            part = self.model.parts[name]
+            terms[name] = hidden_pixels_loss(pixels, whole[part], hidden[part])
+            loss = loss + self.config.masking.weight * self.weights[name] * terms[name]
         self.scaler.scale(loss).backward()
         return {"loss": loss.detach(), **{name: value.detach() for name, value in terms.items()}}
 

@@ -140,6 +140,7 @@ def test_epochs_become_steps(folder, tmp_path):
         ({"model": {"name": "crisp_nanno"}}, "did you mean 'crisp_nano'"),
         ({"model": {"name": "crisp_nano", "options": {"widht": 8}}}, "did you mean 'width'"),
         ({"model": {"name": "crisp_nano", "weights": "nowhere.pt"}}, "no weight file nowhere.pt"),
+        ({"model": {"name": "crisp_nano", "weights": "vssd_nanno"}}, "did you mean 'vssd_nano'"),
     ],
 )
 def test_wrong_configs(folder, tmp_path, change, message):

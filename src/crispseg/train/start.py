@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from crispseg.data.folder import Folder
-from crispseg.errors import UserError
+from crispseg.errors import UserError, nearest
 from crispseg.models.base import SegmentationModel
 from crispseg.models.folder import load as load_model
 from crispseg.models.pretrained import (
@@ -30,7 +30,7 @@ from crispseg.models.pretrained import (
     start_backbone,
 )
 from crispseg.models.registry import create_model
-from crispseg.models.shipped import is_saved, list_backbones_with_weights
+from crispseg.models.shipped import is_saved, list_backbones_with_weights, list_shipped
 from crispseg.models.vssd import VSSD
 from crispseg.models.vssd_checkpoint import start_from_checkpoint
 
@@ -69,6 +69,9 @@ def start_from(model: SegmentationModel, path: Path, folder: Folder | None = Non
     if is_saved(path):
         model.origin = _start_from_folder(model, path)
         return
+    if not path.exists():
+        known = [*list_shipped(), *list_backbones_with_weights()]
+        raise UserError(f"there is no weight file {path}{nearest(str(path), known)}")
     if path.is_file() and is_peer(model):
         model.origin = _start_from_authors(model, path)
         return

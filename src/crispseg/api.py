@@ -271,4 +271,4 @@ def _open_model(model: SegmentationModel | StrPath) -> Opened:
     from crispseg.evaluate.opening import Opened, open_model
     from crispseg.models.base import SegmentationModel
 
-    return Opened(model, model.name, None) if isinstance(model, SegmentationModel) else open_model(os.fspath(model))
+    return Opened(model, model.name, None) if isinstance(model, SegmentationModel) else open_model(model)

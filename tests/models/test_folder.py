@@ -1,5 +1,6 @@
 import json
 
+import numpy as np
 import pytest
 import torch
 
@@ -101,3 +102,17 @@ def test_saving_over_a_file_and_leaving_nothing_behind(folder, tmp_path):
     model.save(folder)
     assert not list(folder.glob(".*"))
     assert torch.equal(crispseg.load(folder)(torch.ones(1, 3, 8, 8)), model(torch.ones(1, 3, 8, 8)))
+
+
+def test_what_is_no_place_of_a_model_is_told(tmp_path):
+    model = crispseg.create_model("crisp_nano", num_classes=2, **SHRINK_CRISP).eval()
+    picture = np.zeros((40, 40, 3), np.uint8)
+    for ask in (
+        crispseg.load,
+        lambda given: crispseg.segment(picture, given),
+        lambda given: crispseg.evaluate(given, tmp_path),
+    ):
+        with pytest.raises(UserError, match="give the model it was made from"):
+            ask(model.fused())
+        with pytest.raises(UserError, match="not a Linear; crispseg.register_network"):
+            ask(torch.nn.Linear(2, 2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
@@ -43,9 +44,9 @@ class Opened(NamedTuple):
         return (Path(self.source) if self.run is None else self.run).resolve().name
 
 
-def open_model(path: str) -> Opened:
+def open_model(path: str | os.PathLike[str]) -> Opened:
     """What `load` opens, and the training run that it came from."""
-    return Opened(load(path), path, run_of(find_folder(path)))
+    return Opened(load(path), os.fspath(path), run_of(find_folder(path)))
 
 
 def open_data(

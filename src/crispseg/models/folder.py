@@ -67,6 +67,7 @@ def load(
         num_classes: How many classes you expect; another number is an error.
         device: Where to put it.
     """
+    _check_place(folder)
     if Path(folder).suffix.lower() == ONNX:
         return _load_onnx(folder, num_classes)
     folder = find_folder(folder)
@@ -78,6 +79,18 @@ def load(
     model.info = saved["info"]
     model.load_state_dict(read_weights(folder / WEIGHTS))
     return model.to(device).eval()
+
+
+def _check_place(folder: object) -> None:
+    from crispseg.fused.model import Fused
+
+    if isinstance(folder, Fused):
+        raise UserError("this is a fused model; give the model it was made from, which is made fast on the way")
+    if not isinstance(folder, str | os.PathLike):
+        raise UserError(
+            f"a model must be one of crispseg's, or the folder or name of a saved one, not a {type(folder).__name__}; "
+            "crispseg.register_network makes one of any torch network"
+        )
 
 
 def _build(saved: SavedModel, held: Mapping[str, Held], path: Path) -> SegmentationModel:

@@ -138,9 +138,8 @@ def _open_model(word: str | None, out: Printer) -> SegmentationModel:
 
     model = load(DEFAULT if word is None else word)
     if word is None:
-        out.warn(
-            f"no --model given: using {DEFAULT}, trained on {model.info.training_data}; expect less on other imagery"
-        )
+        imagery = model.info.training_data.partition(":")[0]  # the splits by their hashes are in the card
+        out.warn(f"no --model given: using {DEFAULT}, trained on {imagery}; expect less on other imagery")
     return model
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from crispseg.ops.maps.convolution import convolve, convolve_image, halve_and_mix
 from crispseg.ops.maps.normalize import layer_norm, norm_relu_add
-from crispseg.ops.maps.resizing import upsample
+from crispseg.ops.maps.resizing import _plain_gradients, add_resized, upsample
 
 
 def draw(*shape):
@@ -110,3 +110,12 @@ def test_upsample(low, size):
     scores = draw(2, 3, *low)
     truth = resized(scores.permute(0, 2, 3, 1), size).permute(0, 3, 1, 2)
     torch.testing.assert_close(upsample(scores, size), truth)
+
+
+@given(SIZES, SIZES)
+def test_gradients_of_a_sum_where_their_kernel_does_not_run(low, size):
+    finer, coarser = torch.randn(2, 3, *size, requires_grad=True), torch.randn(2, 3, *low, requires_grad=True)
+    g = torch.randn(2, 3, *size)
+    truth = torch.autograd.grad(add_resized.formula(finer, coarser), [coarser, finer], g)
+    for found, expected in zip(_plain_gradients(g.permute(0, 2, 3, 1), *low), truth, strict=True):
+        torch.testing.assert_close(found.permute(0, 3, 1, 2), expected)

@@ -67,12 +67,14 @@ def differentiable(
     *,
     remember: Remember = all_but_the_result,
     formula: Callable[..., Any] | None = None,
+    plain: Callable[..., Any] | None = None,
 ) -> None:
     """Gives a custom operator its gradients.
 
     Of its outputs the first has one; the others are what backward needs. backward(gradient, *remembered) gives those of
     the first inputs that are given tensors. Where it fails on this machine, autograd does it with `formula`, which
-    takes the custom operator's inputs (those of `operator` if it is not given).
+    takes the custom operator's inputs (those of `operator` if it is not given); or, where the inputs are not all
+    remembered, `plain` does, which is backward in plain torch.
     """
 
     def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -103,8 +105,10 @@ def differentiable(
         try:
             return backward(gradient, *kept)
         except Exception as error:
-            if inputs is None:  # they were not kept
-                raise
+            if inputs is None:
+                assert plain is not None, "what does not keep its inputs needs its gradients in plain torch"
+                operator.give_up_unless_wrong(error)
+                return plain(gradient, *kept)
             return operator.gradients_by_formula(error, formula, gradient, inputs)
 
     op.register_autograd(differentiate, setup_context=setup)

@@ -80,9 +80,17 @@ def _resize_backward(g: Tensor, height: int, width: int) -> Tensor:
     return kernels.shrink(g, (height, width))
 
 
+def _plain_gradients(g: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
+    """Of a coarse map (B, height, width, C) and of the finer one, from the gradient (B, H, W, C) of their sum."""
+    coarse = g.new_zeros(g.shape[0], height, width, g.shape[3]).requires_grad_()
+    with torch.enable_grad():
+        return torch.autograd.grad(resized(coarse, g.shape[1:3]), coarse, g)[0], g
+
+
 differentiable(
     _resize_add,
     lambda g, height, width: (_resize_backward(g, height, width), g),
     add_resized,
     remember=lambda inputs, outputs: inputs[0].shape[1:3],
+    plain=_plain_gradients,
 )

@@ -50,9 +50,14 @@ def _scale_kept(branch: Tensor, drawn: Tensor, rate: float) -> Tensor:
     return kernels.scaled(branch.contiguous(), drawn, rate)
 
 
+def _plain_gradients(g: Tensor, drawn: Tensor, rate: float) -> tuple[Tensor, Tensor]:
+    return g, g * kept_scale(g, drawn, rate)
+
+
 differentiable(
     _add_kept,
     lambda g, drawn, rate: (g, _scale_kept(g, drawn, rate)),
     add_kept,
     remember=lambda inputs, outputs: inputs[2:],
+    plain=_plain_gradients,
 )

@@ -25,7 +25,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +40,7 @@ from crispseg.bench.settings import Settings, choose
 from crispseg.errors import UserError
 from crispseg.files import write_json, write_text
 from crispseg.models.base import SegmentationModel
-from crispseg.ops.cpu import attention_in_parts, winograd
+from crispseg.ops.dispatch import off
 
 RESULTS = Path(__file__).parent / "results" / "cpu_paths.json"
 PRECISION = "fp32"
@@ -70,14 +69,14 @@ def fused(model: SegmentationModel, settings: Settings) -> nn.Module:
     return model.fused(graphs=False)
 
 
-def without(module: Any, name: str, value: int) -> Callable[[SegmentationModel, Settings], Network]:
-    """A maker of fused models that run with another value of a module's name."""
+def without(way: str) -> Callable[[SegmentationModel, Settings], Network]:
+    """A maker of fused models that run with one of their means switched off."""
 
     def make(model: SegmentationModel, settings: Settings) -> Network:
         network = fused(model, settings)
 
         def run(images: Tensor) -> Tensor:
-            with mock.patch.object(module, name, value):
+            with off(way):
                 return network(images)
 
         return run
@@ -134,10 +133,10 @@ WAYS = {
     "fused compiled": Way(lambda model, settings: compiled(fused(model, settings)), channels_last=True),
 }
 SLOW_TO_MAKE = ("compiled", "fused compiled")
-# The fused way without one of its means, each brought out of use by the number that limits it.
+# The fused way without one of its means.
 ABLATIONS = {
-    "fused, no parts": Way(without(attention_in_parts, "_NUMBERS", 2**60), channels_last=True),
-    "fused, no Winograd": Way(without(winograd, "MOST_CHANNELS", 0), channels_last=True),
+    "fused, no parts": Way(without("attention_in_parts"), channels_last=True),
+    "fused, no Winograd": Way(without("winograd"), channels_last=True),
 }
 WAYS |= ABLATIONS
 MODES |= dict.fromkeys(WAYS, MODES["eager"])  # `contest` runs each as the plain function that it is

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from crispseg.cli.main import main
-from crispseg.ops.dispatch import OFF_VARIABLE, operators, switched_off
+from crispseg.ops.dispatch import CPU_WAYS, OFF_VARIABLE, operators, switched_off, why_not_on_a_cpu
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -17,6 +17,17 @@ def test_every_operator_with_its_path_and_why(capsys):
     assert {f"op {name}" for name in operators()} <= set(said)
     if not torch.cuda.is_available():
         assert said["op layer_norm"] == {"status": "missing", "what": "op layer_norm", "found": "formula: no GPU"}
+
+
+def test_ways_on_a_cpu_and_why_not(capsys, monkeypatch):
+    monkeypatch.setenv(OFF_VARIABLE, "winograd")
+    switched_off.cache_clear()
+    main(["doctor", "--json"])
+    switched_off.cache_clear()
+    said = {row["what"]: row["found"] for row in json.loads(capsys.readouterr().out)}
+    assert {f"cpu {name}" for name in CPU_WAYS} <= set(said)
+    if why_not_on_a_cpu("onednn") is None:
+        assert said["cpu winograd"] == "torch's own way: switched off" and "own way" not in said["cpu onednn"]
 
 
 def test_an_operator_switched_off_that_nobody_knows(capsys, monkeypatch):

@@ -60,17 +60,17 @@ def examine() -> list[Finding]:
 
 
 def _paths() -> list[Finding]:
-    """Operator by operator, its kernel or its formula, and why."""
+    """Faster ways on a CPU, then operator by operator its kernel or its formula, and why."""
     import torch
 
-    from crispseg.ops.cpu import onednn
-    from crispseg.ops.dispatch import operators, switched_off
+    from crispseg.ops.dispatch import CPU_WAYS, operators, switched_off, why_not_on_a_cpu
 
     switched_off()  # says so if there is no such operator
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    found = [Finding("ok", "products on a CPU", "oneDNN, weights laid out beforehand")]
-    if not onednn.AVAILABLE:
-        found = [Finding("missing", "products on a CPU", "torch's own: this build has no oneDNN")]
+    found = []
+    for name, what in CPU_WAYS.items():
+        why = why_not_on_a_cpu(name)
+        found.append(Finding("missing" if why else "ok", f"cpu {name}", f"torch's own way: {why}" if why else what))
     for name, op in operators().items():
         if why := op.why_not_on(device):
             found.append(Finding("missing", f"op {name}", f"formula: {why}"))

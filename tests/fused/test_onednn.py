@@ -13,11 +13,12 @@ from crispseg.fused.convolutions import FusedConvolution
 from crispseg.fused.onednn_mixer import _by_halves
 from crispseg.ops import Gates, Rule, ncssd, only
 from crispseg.ops.cpu import attention_in_parts, onednn, winograd
+from crispseg.ops.dispatch import off, why_not_on_a_cpu
 from crispseg.ops.nc_ssd.formula import queries_of, read_queries, sums_of
 from tests.conftest import relative_error
 from tests.fused.models import small_crisp
 
-pytestmark = pytest.mark.skipif(not onednn.AVAILABLE, reason="needs torch with oneDNN")
+pytestmark = pytest.mark.skipif(why_not_on_a_cpu("onednn") is not None, reason="needs torch with oneDNN")
 
 
 @pytest.fixture
@@ -111,3 +112,30 @@ def test_convolutions_of_any_model(options):
     assert relative_error(fused(x), truth) < 1e-5
     assert (fused._ready is None) == (fused.dilation == (2, 2))
     assert relative_error(FusedConvolution(conv).double()(x.double()), truth) < 1e-12
+
+
+@pytest.mark.parametrize("way", ["onednn", "winograd", "attention_in_parts"])
+def test_a_way_that_is_switched_off_is_not_taken(way, monkeypatch):
+    """The network gives the same without it."""
+    monkeypatch.setattr(winograd, "LEAST_CHANNELS", 1)
+    taken = []
+    for module, name in ((attention_in_parts, "split"), (winograd.Winograd, "framed"), (onednn, "linear")):
+        monkeypatch.setattr(module, name, _noting(taken, name, getattr(module, name)))
+    model, images = small_crisp().eval(), torch.randn(1, 3, 64, 64)
+    names = {"onednn": {"split", "framed", "linear"}, "winograd": {"framed"}, "attention_in_parts": {"split"}}[way]
+    with torch.no_grad():
+        whole = model.fused()(images)
+        assert names <= set(taken)
+        taken.clear()
+        with off(way):
+            found = model.fused()(images)
+    assert not names & set(taken)
+    assert relative_error(found, whole) < 1e-5
+
+
+def _noting(taken, name, function):
+    def noted(*args, **options):
+        taken.append(name)
+        return function(*args, **options)
+
+    return noted

@@ -1,5 +1,6 @@
 """Which path an operator takes, and why."""
 
+import subprocess
 import types
 import warnings
 
@@ -9,7 +10,7 @@ import torch
 from crispseg.errors import UserError
 from crispseg.ops import dispatch
 from crispseg.ops.common.custom import custom_op, differentiable
-from crispseg.ops.dispatch import FLOATS, KernelWarning, off, operator, operators
+from crispseg.ops.dispatch import CPU_WAYS, FLOATS, KernelWarning, off, operator, operators, why_not_on_a_cpu
 
 
 @pytest.fixture
@@ -123,6 +124,23 @@ def test_a_kernel_that_fails_is_given_up_with_one_warning(everywhere, doubled):
     assert "101376" in doubled.why_not(torch.ones(1))
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("Failed to find C compiler. Please specify via CC environment variable."),
+        RuntimeError("Triton Error [CUDA]: device kernel image is invalid"),
+        subprocess.CalledProcessError(1, ["/usr/bin/gcc", "main.c"]),
+    ],
+)
+def test_a_machine_that_cannot_build_kernels_takes_the_formulas(everywhere, doubled, error):
+    @doubled.kernel
+    def _(x):
+        raise error
+
+    with pytest.warns(KernelWarning, match="doubled"):
+        assert doubled(torch.ones(1)).item() == 2
+
+
 def test_what_a_kernel_does_wrong_is_not_hidden(everywhere, doubled):
     @doubled.kernel
     def _(x):
@@ -146,6 +164,39 @@ def test_gradients_fall_back_to_those_of_the_formula(everywhere, doubled):
     with pytest.warns(KernelWarning, match="doubled"):
         (3 * doubled(x)).sum().backward()
     assert x.grad.tolist() == [6.0] * 4
+
+
+def test_gradients_fall_back_where_the_inputs_were_not_kept(everywhere, doubled):
+    @custom_op("test_doubled_and_forgotten", like=lambda x, y: torch.empty_like(x))
+    def _doubled(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return 2 * x + y
+
+    def fails(gradient, y):
+        raise out_of_resources()
+
+    differentiable(
+        _doubled, fails, doubled, remember=lambda inputs, outputs: inputs[1:], plain=lambda g, y: (2 * g, g * y)
+    )
+    x, y = torch.randn(4, requires_grad=True), torch.full((4,), 5.0, requires_grad=True)
+    with pytest.warns(KernelWarning, match="doubled"):
+        _doubled(x, y).sum().backward()
+    assert x.grad.tolist() == [2.0] * 4 and y.grad.tolist() == [5.0] * 4
+
+
+def test_ways_on_a_cpu_are_switched_off_by_name(monkeypatch):
+    monkeypatch.delenv(dispatch.ENVIRONMENT_VARIABLE, raising=False)
+    monkeypatch.setattr(dispatch, "_HAS_ONEDNN", True)
+    assert {way: why_not_on_a_cpu(way) for way in CPU_WAYS} == dict.fromkeys(CPU_WAYS)
+    with off("winograd"):
+        assert why_not_on_a_cpu("winograd") == "switched off" and why_not_on_a_cpu("onednn") is None
+    with off("onednn"):  # the others stand on it
+        assert {why_not_on_a_cpu(way) for way in CPU_WAYS} == {"switched off"}
+    monkeypatch.setenv(dispatch.ENVIRONMENT_VARIABLE, "triton")  # says nothing about a CPU
+    assert why_not_on_a_cpu("onednn") is None
+    monkeypatch.setenv(dispatch.ENVIRONMENT_VARIABLE, "torch")
+    assert why_not_on_a_cpu("onednn") == "CRISPSEG_OPS_BACKEND=torch"
+    monkeypatch.setattr(dispatch, "_HAS_ONEDNN", False)
+    assert "no oneDNN" in why_not_on_a_cpu("attention_in_parts")
 
 
 @pytest.mark.parametrize(

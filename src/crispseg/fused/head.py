@@ -244,7 +244,7 @@ class FusedHead(nn.Module):
 
     def _scores(self, pixels: Tensor, tokens: Tensor, queries: Tensor) -> Tensor:
         """(B, classes, h w quarters)."""
-        if onednn.applies(pixels):
+        if onednn.applies(pixels, way="attention_in_parts"):
             return self._by_parts(pixels, tokens, queries)
         for layer in self.layers:
             tokens, queries, pixels = layer(tokens, queries, pixels)

@@ -12,8 +12,8 @@ A formula becomes an operator by a decorator, and its kernel is registered with 
     def _(x, weight, bias, eps): ...
 
 A kernel that does not compile or fit on this GPU is given up, with one warning, and the formula takes its place from
-then on. `CRISPSEG_OFF=layer_norm,mlp` and `with off("layer_norm", "mlp"):` switch single kernels off,
-`CRISPSEG_OPS_BACKEND=torch` and `with only("torch"):` all of them. `crisp doctor` lists them.
+then on. `CRISPSEG_OFF=layer_norm,winograd` and `with off("layer_norm", "winograd"):` switch single kernels and faster
+ways on a CPU off, `CRISPSEG_OPS_BACKEND=torch` and `with only("torch"):` all of them. `crisp doctor` lists them.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import functools
 import importlib
 import importlib.util
 import os
+import subprocess
 import warnings
 from collections.abc import Callable, Iterator
 from importlib import metadata
@@ -54,6 +55,13 @@ _MODULES = (
     *(f"crispseg.ops.train.{name}" for name in ("gated_mixer", "matching", "mlp")),
 )
 
+# Faster ways on a CPU in float32, for inference; each is asked for where its weights are laid out or its maps come in.
+CPU_WAYS = {
+    "onednn": "products and convolutions whose weights are laid out beforehand",
+    "winograd": "3x3 convolutions with a quarter of the multiplications",
+    "attention_in_parts": "the head's attention over parts of the image that stay in the cache",
+}
+
 Gradients = Literal["any", "none", "needed"]
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -77,6 +85,10 @@ def _has_triton() -> bool:
 
 
 HAS_TRITON = _has_triton()
+
+# Private operators of torch's, the ones that torch.compile ends up with; `cpu/onednn.py` calls them.
+_ONEDNN = ("_linear_pointwise", "_reorder_linear_weight", "_convolution_pointwise", "_reorder_convolution_weight")
+_HAS_ONEDNN = torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in _ONEDNN)
 
 _REGISTERED: dict[str, Operator[..., Any]] = {}
 _OFF: set[str] = set()  # by `off`
@@ -126,9 +138,7 @@ class Operator(Generic[P, R]):
             try:
                 return self.by_kernel(*args, **kwargs)
             except Exception as error:
-                if not _is_tritons(error):
-                    raise
-                self.give_up(error)
+                self.give_up_unless_wrong(error)
         return self.formula(*args, **kwargs)
 
     def by_kernel(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -166,27 +176,25 @@ class Operator(Generic[P, R]):
     def _why_not_now(self) -> str | None:
         if self.failure is not None:
             return self.failure
-        if self.name in _OFF or self.name in switched_off():
-            return "switched off"
-        return why_no_kernels()
+        return _why_off(self.name) or why_no_kernels()
 
-    def give_up(self, error: BaseException) -> None:
-        """From now on the formula, after one warning."""
+    def give_up_unless_wrong(self, error: BaseException) -> None:
+        """From now on the formula, after one warning; raises what is not Triton's."""
+        if not _is_tritons(error):
+            raise error
         if self.failure is None:
             self.failure = " ".join(str(error).split())[:200] or type(error).__name__
             warnings.warn(
                 f"the kernel of {self.name} does not run on this machine, its formula takes over: {self.failure}",
                 KernelWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
 
     def gradients_by_formula(
         self, error: BaseException, formula: Callable[..., Any] | None, gradient: Tensor, inputs: Any
     ) -> Any:
-        """The gradients of tensors among the inputs, where the kernel for them failed; raises what is not Triton's."""
-        if not _is_tritons(error):
-            raise error
-        self.give_up(error)
+        """The gradients of tensors among the inputs, where the kernel for them failed."""
+        self.give_up_unless_wrong(error)
         leaves = [x.detach().requires_grad_(x.is_floating_point()) if isinstance(x, Tensor) else x for x in inputs]
         compute: Callable[..., Any] = formula or self.formula
         with torch.enable_grad():
@@ -278,17 +286,31 @@ def switched_off() -> frozenset[str]:
 
 def _check(names: Any) -> None:
     for name in names:
-        if name not in operators():
-            raise unknown("operator", name, operators())
+        if name not in CPU_WAYS and name not in operators():
+            raise unknown("operator", name, [*CPU_WAYS, *operators()])
+
+
+def _why_off(name: str) -> str | None:
+    return "switched off" if name in _OFF or name in switched_off() else None
+
+
+def _why_forced() -> str | None:
+    backend = os.environ.get(ENVIRONMENT_VARIABLE)
+    return None if backend in (None, "", "triton") else f"{ENVIRONMENT_VARIABLE}={backend}"
+
+
+def why_not_on_a_cpu(way: str) -> str | None:
+    """What keeps one of `CPU_WAYS` from being taken, whatever its tensors: the machine, or somebody's wish."""
+    if not _HAS_ONEDNN:
+        return "this build of torch has no oneDNN"
+    return _why_off(way) or _why_off("onednn") or _why_forced()
 
 
 def why_no_kernels() -> str | None:
     """What keeps all kernels from running: not in an exported program, which must run where Triton is not installed."""
     if not HAS_TRITON:
         return "no Triton for CUDA is installed"
-    if os.environ.get(ENVIRONMENT_VARIABLE) not in (None, "", "triton"):
-        return f"{ENVIRONMENT_VARIABLE}={os.environ[ENVIRONMENT_VARIABLE]}"
-    return "an exported program must run without Triton" if exporting() else None
+    return _why_forced() or ("an exported program must run without Triton" if exporting() else None)
 
 
 def kernels_wanted() -> bool:
@@ -315,8 +337,15 @@ def _why_no_room(device: torch.device, room: int) -> str | None:
     return None if has >= room else f"{has // 1024} KB of shared memory, where the kernel was cut for {room // 1024}"
 
 
+# What Triton and the driver say in a RuntimeError of a kernel that cannot be made or loaded here. Triton also builds a
+# small module in C on every new machine, which takes a compiler and Python's headers.
+_CANNOT_BE_MADE = ("PassManager::run failed", "no kernel image", "kernel image is invalid", "Failed to find C compiler")
+
+
 def _is_tritons(error: BaseException) -> bool:
     """Whether a kernel does not compile or does not fit here. What it did wrong while it ran is not hidden."""
+    if isinstance(error, subprocess.CalledProcessError):  # its C compiler's
+        return True
     if isinstance(error, RuntimeError):
-        return "PassManager::run failed" in str(error) or "no kernel image" in str(error)
+        return any(words in str(error) for words in _CANNOT_BE_MADE)
     return any(kind.__module__ == "triton.errors" for kind in type(error).__mro__)

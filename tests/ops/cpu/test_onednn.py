@@ -7,9 +7,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from crispseg.ops import only
 from crispseg.ops.cpu import onednn
+from crispseg.ops.dispatch import why_not_on_a_cpu
 from tests.conftest import relative_error
 
-pytestmark = pytest.mark.skipif(not onednn.AVAILABLE, reason="needs torch with oneDNN")
+pytestmark = pytest.mark.skipif(why_not_on_a_cpu("onednn") is not None, reason="needs torch with oneDNN")
 
 
 @pytest.fixture(autouse=True)

@@ -6,10 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from crispseg.ops.cpu import onednn, winograd
+from crispseg.ops.cpu import winograd
+from crispseg.ops.dispatch import why_not_on_a_cpu
 from tests.conftest import relative_error
 
-pytestmark = pytest.mark.skipif(not onednn.AVAILABLE, reason="needs torch with oneDNN")
+pytestmark = pytest.mark.skipif(why_not_on_a_cpu("onednn") is not None, reason="needs torch with oneDNN")
 
 
 def convolved(x, weight, bias):

@@ -2,37 +2,33 @@
 
 torch's own products are those of another library, which is slower on some processors, and its convolutions lay their
 weights out anew at each call. The operators that do better are the ones that torch.compile ends up with; they are
-private, so all that is known of them is here, and where `applies` says no, callers use torch's public operations.
-Weights laid out in this way are opaque tensors: whoever keeps them drops them from copies and pickles.
+private, so all that is known of them is here (whether they exist: `dispatch.why_not_on_a_cpu`), and where `applies`
+says no, callers use torch's public operations. Weights laid out in this way are opaque tensors: whoever keeps them
+drops them from copies and pickles.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import os
 
 import torch
 from torch import Tensor
 
-from crispseg.ops.dispatch import ENVIRONMENT_VARIABLE
-
-_OPERATORS = ("_linear_pointwise", "_reorder_linear_weight", "_convolution_pointwise", "_reorder_convolution_weight")
-AVAILABLE = torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in _OPERATORS)
+from crispseg.ops.dispatch import why_not_on_a_cpu
 
 _PLAIN = (Tensor, torch.nn.Parameter)  # not what stands for a tensor while something is traced
 
 
-def applies(*tensors: Tensor) -> bool:
+def applies(*tensors: Tensor, way: str = "onednn") -> bool:
     """Whether these tensors can be worked on here: float32 on a CPU, no gradient asked for, and nobody is tracing,
-    exporting, compiling or counting operations, or has asked for the plain formulas."""
+    exporting, compiling or counting operations, or has switched this way off."""
     return (
         not torch.compiler.is_compiling()
-        and AVAILABLE
         and not torch.is_grad_enabled()
         and all(type(x) in _PLAIN and x.device.type == "cpu" and x.dtype == torch.float32 for x in tensors)
         and torch._C._get_mkldnn_enabled()
         and torch._C._len_torch_dispatch_stack() == 0
-        and not os.environ.get(ENVIRONMENT_VARIABLE)
+        and why_not_on_a_cpu(way) is None
         and not torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
     )
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from crispseg.ops.cpu import onednn
+from crispseg.ops.dispatch import why_not_on_a_cpu
 
 _RESULT = 4  # the square's side
 _TILE = 6
@@ -129,7 +130,8 @@ def same_convolution(weight: Tensor, bias: Tensor | None, relu: bool) -> Winogra
     """A convolution with "same" padding, weight (out, in, h, w), by whichever algorithm is faster."""
     height, width = weight.shape[2:]
     channels = weight.shape[:2]
-    if (height, width) == (3, 3) and min(channels) >= LEAST_CHANNELS and max(channels) <= MOST_CHANNELS:
+    suits = (height, width) == (3, 3) and min(channels) >= LEAST_CHANNELS and max(channels) <= MOST_CHANNELS
+    if suits and why_not_on_a_cpu("winograd") is None:
         return Winograd.of(weight, bias, relu)
     return onednn.Convolution.of(weight, bias, (height // 2, width // 2), relu=relu)
 

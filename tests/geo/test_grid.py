@@ -3,6 +3,7 @@ import itertools
 import numpy as np
 import pytest
 import rasterio
+from rasterio import warp
 from rasterio.crs import CRS
 
 from crispseg.geo.areas import ClassAreas
@@ -71,6 +72,80 @@ def test_pixel_size_in_degrees_is_that_of_the_middle():
     east = geod.inv(10, 59, 10.001, 59)[2]
     north = geod.inv(10, 58.9995, 10, 59.0005)[2]
     np.testing.assert_allclose(here.pixel_size(), (east, north), rtol=1e-4)
+
+
+def centred(epsg, lon, lat, pixel, height=40, width=60, turn=0.0):
+    """A grid whose middle lies there, with pixels of so many units."""
+    (x,), (y,) = warp.transform(CRS.from_epsg(4326), CRS.from_epsg(epsg), [lon], [lat])
+    around = rasterio.Affine.rotation(turn) @ rasterio.Affine.scale(pixel, -pixel)
+    return grid(
+        epsg,
+        rasterio.Affine.translation(x, y) @ around @ rasterio.Affine.translation(-width / 2, -height / 2),
+        height,
+        width,
+    )
+
+
+def geodesic_size(here):
+    """Of the middle pixel, by pyproj: along columns and along rows."""
+    pyproj = pytest.importorskip("pyproj")
+    to_degrees = pyproj.Transformer.from_crs(here.crs, 4326, always_xy=True)
+    column, row = here.width / 2, here.height / 2
+    sizes = []
+    for x, y in ((0.5, 0), (0, 0.5)):
+        ends = [to_degrees.transform(*here.ground(column + side * x, row + side * y)) for side in (-1, 1)]
+        sizes.append(pyproj.Geod(ellps="WGS84").inv(*ends[0], *ends[1])[2])
+    return sizes
+
+
+@pytest.mark.parametrize(
+    ("epsg", "lon", "lat", "pixel"),
+    [
+        (3857, 24.9, 60.0, 1.9),
+        (3857, -70.0, -45.0, 0.3),
+        (3857, 179.9999, 70.0, 1.0),  # at the date line
+        (3395, 10.0, 60.0, 2.0),  # Mercator on the ellipsoid
+        (3995, 0.0, 90.0, 5.0),  # at the pole
+        (3034, 15.0, 50.0, 10.0),
+    ],
+)
+@pytest.mark.parametrize("turn", [0.0, 30.0])
+def test_far_from_scale_pixels_are_measured_on_the_ground(epsg, lon, lat, pixel, turn):
+    here = centred(epsg, lon, lat, pixel, turn=turn)
+    np.testing.assert_allclose(here.pixel_size(), geodesic_size(here), rtol=1e-5)
+    assert abs(here.pixel_size()[0] / pixel - 1) > 0.01
+    area = here.sum_areas(np.zeros((40, 60), np.int64), 1, 0).item()
+    np.testing.assert_allclose(area, np.prod(geodesic_size(here)) * 40 * 60, rtol=1e-4)
+
+
+def test_web_mercator_at_sixty_degrees_by_hand():
+    """Along the parallel, the radius a / sqrt(1 - e2 sin2) times cos against the sphere's a."""
+    latitude, e2 = np.radians(60), 0.00669437999014
+    w = 1 - e2 * np.sin(latitude) ** 2
+    by_hand = 1.9 * np.cos(latitude) / np.sqrt(w), 1.9 * np.cos(latitude) * (1 - e2) / w**1.5
+    np.testing.assert_allclose(centred(3857, 24.9, 60, 1.9).pixel_size(), by_hand, rtol=1e-6)
+
+
+def test_a_world_in_web_mercator_has_the_area_up_to_its_edges():
+    half = 20037508.342789244
+    world = grid(3857, rasterio.Affine(half / 256, 0, -half, 0, -half / 256, half), 512, 512)
+    total = sum(world.sum_areas(np.zeros((128, 512), np.int64), 1, top).item() for top in range(0, 512, 128))
+    edge = grid(4326, rasterio.Affine(360, 0, -180, 0, -170.10225756, 85.05112878), 1, 1)
+    np.testing.assert_allclose(total, edge.pixel_areas(0, 1).item(), rtol=1e-3)
+
+
+@pytest.mark.parametrize("epsg", [32635, 3067, 3035, 27700, 2154])
+def test_where_a_survey_measures_its_units_are_the_grounds(epsg):
+    lon, lat = {27700: (-1.5, 53.0), 2154: (3.0, 46.0)}.get(epsg, (24.9, 60.0))
+    here = centred(epsg, lon, lat, 0.3)
+    assert here.pixel_size() == pytest.approx((0.3, 0.3), rel=1e-12)
+    assert here.pixel_areas(0, 5).shape == (1, 1) and here.pixel_areas(0, 5).item() == pytest.approx(0.09)
+    np.testing.assert_allclose(here.pixel_size(), geodesic_size(here), rtol=0.01)
+
+
+def test_places_outside_a_projection_leave_its_units():
+    nowhere = grid(32633, rasterio.Affine(1, 0, 9e7, 0, -1, 0))
+    assert nowhere.pixel_size() == (1.0, 1.0) and nowhere.pixel_areas(0, 2).item() == 1.0
 
 
 def test_without_a_reference_system_areas_are_pixels():

@@ -134,6 +134,18 @@ def test_polygons_of_a_scene_cover_its_map(tmp_path):
         assert ((columns["confidence"] > 0.2) & (columns["confidence"] <= 1)).all()
 
 
+def test_areas_in_web_mercator_are_the_grounds(tmp_path):
+    north = rasterio.Affine(1.9, 0, 2_770_000, 0, -1.9, 8_399_800)  # at 60 degrees: 0.95 m
+    scene, _ = smooth_scene(tmp_path / "scene.tif", crs="EPSG:3857", transform=north)
+    result = run(scene, tmp_path / "map.tif", dataclasses.replace(SMALL, polygons=PolygonChoice("gpkg")))
+    ground = 150 * 110 * 0.95**2
+    assert result.unit == "m2" and "pixels of 0.95" in result.read
+    assert sum(row["area"] for row in result.classes) == pytest.approx(ground, rel=0.01)
+    meta, _, _, fields = pyogrio.raw.read(tmp_path / "map.gpkg", layer="classes")
+    areas = dict(zip(meta["fields"], fields, strict=True))["area"]
+    assert areas.sum() == pytest.approx(sum(row["area"] for row in result.classes))
+
+
 class Crash(Exception):
     """Stands for the power going off."""
 

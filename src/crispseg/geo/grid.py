@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crispseg.errors import UserError
+from crispseg.geo.projected import area_factors, is_true, stretch
 
 _WGS84 = (6378137.0, 298.257223563)  # semi-major axis in metres, inverse flattening
 
@@ -50,13 +51,15 @@ class Grid:
         return (e * (x - c) - b * (y - f)) / area, (a * (y - f) - d * (x - c)) / area
 
     def pixel_size(self) -> tuple[float, float]:
-        """(along columns, along rows) in metres; for degrees, at the middle of the scene."""
+        """(along columns, along rows) in metres on the ground, at the middle of the scene."""
         a, b, _, d, e, _ = self.transform
         if self.area_unit == "px":
             raise UserError("the scene has no reference system, so the size of its pixels in metres is unknown")
         if not self.is_geographic:
             unit = _metres_per_unit(self.crs)
-            return math.hypot(a, d) * unit, math.hypot(b, e) * unit
+            here = stretch(self, self.width / 2, self.height / 2, unit)
+            along, down = (1.0, 1.0) if is_true(here.along, here.down) else (float(here.along), float(here.down))
+            return math.hypot(a, d) * unit * along, math.hypot(b, e) * unit * down
         latitude = self._latitude(np.array(self.height / 2), np.array(self.width / 2))
         east, north = (float(v) for v in _metres_per_degree(latitude, *_ellipsoid(self.crs)))
         unit = _degrees_per_unit(self.crs)
@@ -65,14 +68,16 @@ class Grid:
     def pixel_areas(self, top: int, rows: int) -> NDArray[np.float64]:
         """Ground area of the pixels of some rows, broadcastable to (rows, width); ones without a reference system.
 
-        On a projected grid every pixel has the same area. On a geographic grid that runs along the parallels it is
-        the exact area of the ellipsoid's cell; on a turned one, that of the small parallelogram at the pixel's middle.
+        On a projected grid every pixel has the same area, unless the projection is far from the ground's scale, as
+        Web Mercator is. On a geographic grid that runs along the parallels it is the exact area of the ellipsoid's
+        cell; on a turned one, that of the small parallelogram at the pixel's middle.
         """
         if self.area_unit == "px":
             return np.ones((1, 1))
         a, b, _, d, e, f = self.transform
         if not self.is_geographic:
-            return np.full((1, 1), abs(a * e - b * d) * _metres_per_unit(self.crs) ** 2)
+            unit = _metres_per_unit(self.crs)
+            return abs(a * e - b * d) * unit**2 * area_factors(self, top, rows, unit)
         ellipsoid = _ellipsoid(self.crs)
         unit = _degrees_per_unit(self.crs)
         if b == 0 and d == 0:

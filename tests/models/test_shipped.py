@@ -53,6 +53,19 @@ def test_by_name_without_a_network_in_float32(shelf, monkeypatch):
         assert loaded[name].dtype == expected.dtype and torch.equal(loaded[name], expected)
 
 
+def test_a_model_is_called_what_it_was_loaded_as(shelf, tmp_path):
+    assert shelf.title == "crisp_nano", "never loaded: the kind of network"
+    assert crispseg.load("nano_streets").title == "nano_streets"
+    shelf.save(tmp_path / "mine")
+    assert crispseg.load("mine").title == crispseg.load(tmp_path / "mine").title == "mine"
+    run = tmp_path / "runs" / "streets-1"
+    shelf.save(run / "best")
+    (run / "config.yaml").write_text("model: crisp_nano\n")
+    assert crispseg.load(run).title == crispseg.load(run / "best").title == "streets-1"
+    crispseg.load("mine").save(tmp_path / "copy")
+    assert crispseg.load("copy").title == "copy" and crispseg.load("copy").name == "crisp_nano"
+
+
 def test_half_precision_takes_half_the_room(shelf, tmp_path):
     shelf.save(tmp_path / "full")
     half, full = (

@@ -64,7 +64,7 @@ def test_failures_are_listed_and_the_rest_is_done(crisp, model, scene, tmp_path)
     assert status == 1
     assert {path.name for path in (tmp_path / "maps").iterdir()} == {"scene.tif", "scene.tif.aux.xml", "scene.qml"}
     assert "2 scenes failed" in err
-    assert f"{four}: model 'crisp_nano' takes 3 bands" in err
+    assert f"{four}: model 'model' takes 3 bands" in err, "the folder, not the kind of network"
     assert f"{plain}: {plain} has no coordinate reference system" in err
     status, out, err = crisp(plain, *words)
     assert status == 0 and "the map will have none" in err and " px " in out

@@ -87,16 +87,16 @@ def evaluate(
 
 def check_fit(model: SegmentationModel, folder: Folder) -> None:
     """Refuse a model whose bands or classes are not those of the data."""
-    check_bands(folder, model.in_channels, f"the model {model.name}")
+    check_bands(folder, model.in_channels, f"the model {model.title}")
     protocol, names = folder.protocol, model.info.classes
     if model.num_classes != len(protocol.classes):
         raise UserError(
-            f"the model {model.name} predicts {model.num_classes} classes ({', '.join(names) or 'not named'}), but "
+            f"the model {model.title} predicts {model.num_classes} classes ({', '.join(names) or 'not named'}), but "
             f"protocol {protocol.name} has {len(protocol.classes)} ({', '.join(protocol.classes)})"
         )
     if names != protocol.classes and sorted(names) == sorted(protocol.classes):
         raise UserError(
-            f"the model {model.name} numbers its classes {', '.join(names)}, but protocol {protocol.name} "
+            f"the model {model.title} numbers its classes {', '.join(names)}, but protocol {protocol.name} "
             f"{', '.join(protocol.classes)}; reorder the class table of {folder.root}"
         )
 

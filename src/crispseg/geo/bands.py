@@ -109,4 +109,4 @@ def _wrong_number(
         hint = f"choose with --bands, e.g. --bands {example}"
     else:
         hint = f"it needs another model, or a file with {model.in_channels} bands"
-    return UserError(f"model {model.name!r} takes {takes} and {given}; {hint}")
+    return UserError(f"model {model.title!r} takes {takes} and {given}; {hint}")

@@ -33,7 +33,7 @@ class Legend:
     @classmethod
     def of(cls, model: SegmentationModel, version: str) -> Legend:
         names = model.info.classes or tuple(f"class {k}" for k in range(model.num_classes))
-        return cls(model.name, version, names, class_palette(model.info.palette, model.num_classes))
+        return cls(model.title, version, names, class_palette(model.info.palette, model.num_classes))
 
     @property
     def style(self) -> Style:

@@ -187,7 +187,7 @@ def _wanted_resolution(
     if reading.resolution == "model":
         if model.info.resolution is None:
             raise UserError(
-                f"the card of model {model.name!r} does not say its resolution; give --resolution in metres"
+                f"the card of model {model.title!r} does not say its resolution; give --resolution in metres"
             )
         return model.info.resolution, []
     if isinstance(reading.resolution, float | int):

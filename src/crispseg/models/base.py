@@ -64,6 +64,12 @@ class SegmentationModel(nn.Module):
     matches_softly: bool = False  # whether its training output has `matches`
     training_only: tuple[str, ...] = ()  # parts that evaluation does without, such as auxiliary heads
     origin: str = "random weights"  # what its weights started from, in words; not saved
+    loaded_as: str = ""  # the run, folder or file it was loaded from, by its name; not saved
+
+    @property
+    def title(self) -> str:
+        """What its user knows it by: `name` is shared by all models of one kind."""
+        return self.loaded_as or self.name
 
     def probabilities(self, logits: Tensor, dim: int = 1) -> Tensor:
         """Class probabilities of this model's logits, in float32, with the temperature that its card holds."""

@@ -17,7 +17,7 @@ from crispseg.files import replacing, write_json, write_text
 from crispseg.models.base import ModelInfo, SegmentationModel
 from crispseg.models.budget import Budget, Held, describing
 from crispseg.models.registry import create_model
-from crispseg.models.shipped import find_folder
+from crispseg.models.shipped import find_folder, title_of
 from crispseg.models.weights import read_weight_names, read_weights
 from crispseg.reading import read_json
 
@@ -70,13 +70,13 @@ def load(
     _check_place(folder)
     if Path(folder).suffix.lower() == ONNX:
         return _load_onnx(folder, num_classes)
-    folder = find_folder(folder)
+    title, folder = title_of(folder), find_folder(folder)
     saved = _read_config(folder)
     _check_classes(saved["num_classes"], num_classes, folder)
     held = read_weight_names(folder / WEIGHTS)
     model = _build(saved, held, folder / CONFIG)
     _check_fit(model, held, folder)
-    model.info = saved["info"]
+    model.info, model.loaded_as = saved["info"], title
     model.load_state_dict(read_weights(folder / WEIGHTS))
     return model.to(device).eval()
 
@@ -103,6 +103,7 @@ def _load_onnx(path: str | os.PathLike[str], num_classes: int | None) -> Segment
     from crispseg.models.onnx_file import load_onnx
 
     model = load_onnx(path)
+    model.loaded_as = title_of(path)
     _check_classes(model.num_classes, num_classes, path)
     return model
 

@@ -62,6 +62,14 @@ def run_of(folder: Path) -> Path | None:
     return run if folder.name == BEST and (run / RUN_CONFIG).is_file() else None
 
 
+def title_of(word: str | os.PathLike[str]) -> str:
+    """What a model is called that `load` opens under this word: as on the hub, its run, its folder or its file."""
+    if is_hub(os.fspath(word)):
+        return os.fspath(word)
+    path = Path(word).resolve()
+    return (run_of(path) or path).name
+
+
 def read_card(name: str) -> dict[str, Any]:
     """What config.json of a shipped model says, without its weights."""
     return _card(_FOLDER / name)

@@ -97,7 +97,7 @@ class Evaluator:
         wanted = (len(x), self.model.num_classes, *shown.shape[-2:])
         if not isinstance(logits, Tensor) or logits.shape != wanted:
             got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-            raise UserError(f"model {self.model.name!r} returned {got} where {wanted} was expected")
+            raise UserError(f"model {self.model.title!r} returned {got} where {wanted} was expected")
         return view.undo(self.model.probabilities(logits))
 
 
@@ -120,13 +120,13 @@ def check_card(model: SegmentationModel) -> None:
     info = model.info
     if len(info.mean) != model.in_channels or len(info.std) != model.in_channels:
         raise UserError(
-            f"model {model.name!r} takes {model.in_channels} bands but its card has {len(info.mean)} means and "
+            f"model {model.title!r} takes {model.in_channels} bands but its card has {len(info.mean)} means and "
             f"{len(info.std)} standard deviations, so nobody knows how to show it raw pixels; `crisp train` writes "
             "both, and in Python model.info = ModelInfo(mean=..., std=...) does before model.save"
         )
     if any(not s > 0 for s in info.std):
-        raise UserError(f"model {model.name!r} has a standard deviation that is not positive: {info.std}")
+        raise UserError(f"model {model.title!r} has a standard deviation that is not positive: {info.std}")
     if info.classes and len(info.classes) != model.num_classes:
-        raise UserError(f"model {model.name!r} has {model.num_classes} classes but its card names {len(info.classes)}")
+        raise UserError(f"model {model.title!r} has {model.num_classes} classes but its card names {len(info.classes)}")
     if model.num_classes > 255:
-        raise UserError(f"a class map holds at most 255 classes, and model {model.name!r} has {model.num_classes}")
+        raise UserError(f"a class map holds at most 255 classes, and model {model.title!r} has {model.num_classes}")

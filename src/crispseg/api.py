@@ -150,6 +150,7 @@ def predict(
     *,
     bands: Sequence[int | str] = (),
     resolution: float | str | None = None,
+    pixel_size: float | None = None,
     require_crs: bool = False,
     any_values: bool = False,
     tile: int = 1024,
@@ -188,6 +189,7 @@ def predict(
         bands: The scene's bands for the model, by number from 1 or by name; empty: chosen by what the file says.
         resolution: Resample to so many metres per pixel, or `"model"` for the model's own, `"scene"` for the scene's;
             None: the scene's where the model has seen such pixels, else the nearest that it has.
+        pixel_size: What a pixel measures in metres, where a scene has no reference system that tells it.
         require_crs: Refuse scenes without a reference system.
         any_values: Take pixels that cannot be of the kind the model was trained on (16 bit for an 8-bit model).
         tile: Side of a tile in pixels.
@@ -230,7 +232,7 @@ def predict(
         raise UserError("min_area and simplify shape the polygons; name their file with polygons")
     request = Request(
         Settings(tile, overlap, tta, precision, device, exact),
-        Reading(tuple(map(str, bands)), resolution, require_crs, any_values=any_values),
+        Reading(tuple(map(str, bands)), resolution, require_crs, any_values=any_values, pixel_size=pixel_size),
         MapChoice(confidence, probabilities, boundaries, compress),
         PolygonChoice(polygons, min_area, simplify) if polygons else None,
         Pace(batch_size, workers),

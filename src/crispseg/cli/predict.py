@@ -59,6 +59,9 @@ def _add_reading(group: Any) -> None:
         "(left where the model has seen such pixels, else the nearest that it has)",
     )
     group.add_argument(
+        "--pixel-size", type=float, metavar="M", help="what a pixel measures, where a scene has no reference system"
+    )
+    group.add_argument(
         "--any-values", action="store_true", help="take pixels unlike those the model was trained on (16 for 8 bit)"
     )
     group.add_argument("--asset", default="", metavar="KEY", help="which asset of STAC items to read")
@@ -164,6 +167,7 @@ def make_request(args: argparse.Namespace) -> Request:
             args.require_crs,
             _words(args.allow_drivers),
             args.any_values,
+            args.pixel_size,
         ),
         MapChoice(args.confidence, args.probabilities, args.boundaries, args.compress),
         PolygonChoice(args.polygons, args.min_area, args.simplify) if args.polygons else None,

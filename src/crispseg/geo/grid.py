@@ -25,6 +25,7 @@ class Grid:
     transform: tuple[float, float, float, float, float, float] = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
     crs: str = ""
     is_point: bool = False  # AREA_OR_POINT=Point
+    stated: tuple[float, float] | None = None  # the pixel's size in metres by its user's word, where no crs tells it
 
     @property
     def has_transform(self) -> bool:
@@ -36,8 +37,12 @@ class Grid:
 
     @property
     def area_unit(self) -> str:
-        """m2 on the ground where the reference system is known, pixels otherwise."""
-        return "m2" if self.crs and (self.is_geographic or _crs(self.crs).is_projected) else "px"
+        """m2 on the ground where the size of a pixel is known, pixels otherwise."""
+        return "m2" if self.stated or self.is_geographic or self._is_projected else "px"
+
+    @property
+    def _is_projected(self) -> bool:
+        return bool(self.crs) and bool(_crs(self.crs).is_projected)
 
     def ground(self, column: Any, row: Any) -> tuple[Any, Any]:
         """Coordinates of places counted in pixels from the upper left corner: numbers or arrays."""
@@ -53,6 +58,8 @@ class Grid:
     def pixel_size(self) -> tuple[float, float]:
         """(along columns, along rows) in metres on the ground, at the middle of the scene."""
         a, b, _, d, e, _ = self.transform
+        if self.stated:
+            return self.stated
         if self.area_unit == "px":
             raise UserError("the scene has no reference system, so the size of its pixels in metres is unknown")
         if not self.is_geographic:
@@ -66,14 +73,14 @@ class Grid:
         return math.hypot(a * east, d * north) * unit, math.hypot(b * east, e * north) * unit
 
     def pixel_areas(self, top: int, rows: int) -> NDArray[np.float64]:
-        """Ground area of the pixels of some rows, broadcastable to (rows, width); ones without a reference system.
+        """Ground area of the pixels of some rows, broadcastable to (rows, width); ones where it is not known.
 
         On a projected grid every pixel has the same area, unless the projection is far from the ground's scale, as
         Web Mercator is. On a geographic grid that runs along the parallels it is the exact area of the ellipsoid's
         cell; on a turned one, that of the small parallelogram at the pixel's middle.
         """
-        if self.area_unit == "px":
-            return np.ones((1, 1))
+        if self.stated or self.area_unit == "px":
+            return np.full((1, 1), math.prod(self.stated or (1.0, 1.0)))
         a, b, _, d, e, f = self.transform
         if not self.is_geographic:
             unit = _metres_per_unit(self.crs)
@@ -98,13 +105,13 @@ class Grid:
 
     def resampled(self, resolution: float) -> Grid:
         """The grid over the same ground with pixels of `resolution` metres."""
-        if not resolution > 0:
-            raise UserError(f"the resolution must be positive, not {resolution}")
         x, y = (size / resolution for size in self.pixel_size())
         width, height = max(1, round(self.width * x)), max(1, round(self.height * y))
         a, b, c, d, e, f = self.transform
         x, y = width / self.width, height / self.height
-        return dataclasses.replace(self, height=height, width=width, transform=(a / x, b / y, c, d / x, e / y, f))
+        stated = self.stated and (self.stated[0] / x, self.stated[1] / y)
+        transform = (a / x, b / y, c, d / x, e / y, f)
+        return dataclasses.replace(self, height=height, width=width, transform=transform, stated=stated)
 
     def _latitude(self, row: NDArray[Any], col: NDArray[Any]) -> NDArray[Any]:
         _, _, _, d, e, f = self.transform

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,27 +14,24 @@ from crispseg.geo import store
 from crispseg.geo.bands import alpha_of_shades, band_names, choose_bands
 from crispseg.geo.grid import Grid
 from crispseg.geo.reader import RasterSource, open_raster, palette, raster_files
+from crispseg.geo.scale import at_scale, check_scale, expected, state_size, tell_scale
 from crispseg.geo.stac.read import SourceItem, is_catalogue, read_catalogue
 from crispseg.geo.store import gdal_name, is_remote
 from crispseg.models.base import SegmentationModel
 from crispseg.raster import values
-from crispseg.raster.resample import ResampledSource
 from crispseg.raster.source import Source
 from crispseg.reading import list_folder
 
 # What is taken from a folder; a file named by itself may have any name.
 _RASTER_ENDINGS = {".tif", ".tiff", ".vrt", ".png", ".jpg", ".jpeg", ".jp2", ".img", ".bmp", ".webp", ".gpkg", ".nc"}
-_RESOLUTION_TOLERANCE = 1.5  # how far a scene's pixels may differ in size from the model's, where the card has no range
-_COARSEST = 4.0  # coarser scenes by this factor are not enlarged: there is nothing in them to see
-_SLACK = 1.02  # pixels are rarely of a round size
 
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
     """How scenes are read.
 
-    `resolution` is metres per pixel, "model" for the one the model was trained at, "scene" for the scene's own, or
-    None: the scene's own where the model has seen such, else the nearest that it has.
+    `resolution` is what to resample to (see `geo.scale.at_scale`), `pixel_size` how many metres the pixels of scenes
+    measure that have no reference system to tell it.
     """
 
     bands: tuple[str, ...] = ()
@@ -43,6 +39,10 @@ class Reading:
     require_crs: bool = False
     drivers: tuple[str, ...] = ()  # of GDAL, allowed beside the usual ones
     any_values: bool = False  # show the model pixels unlike those it was trained on, with a warning
+    pixel_size: float | None = None
+
+    def __post_init__(self) -> None:
+        check_scale(self.resolution, self.pixel_size)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,9 +53,14 @@ class Scene:
     source: Source
     grid: Grid
     files: tuple[str, ...]
-    warnings: tuple[str, ...]
+    about_image: tuple[str, ...] = ()
+    about_place: tuple[str, ...] = ()
     bands: tuple[int, ...] = ()  # of the file, from 1
     told: str = ""  # which bands are read, at which scale, in one line
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return self.about_image + self.about_place
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -117,23 +122,24 @@ def open_scene(path: str, model: SegmentationModel, reading: Reading) -> Scene:
     if not grid.crs and reading.require_crs:
         raise UserError(f"{path} has no coordinate reference system; assign one, or drop --require-crs")
     warnings += _check_values(path, source, model, reading)
-    warnings += [] if grid.crs else [f"{path} has no coordinate reference system: the map will have none"]
-    resolution, remarks = _wanted_resolution(path, grid, model, reading)
-    warnings += remarks
-    if resolution is None:
-        map_grid = grid
-    else:
-        try:
-            map_grid = grid.resampled(resolution)
-        except UserError as error:
-            raise UserError(f"{path} cannot be resampled: {error}") from error
-    seen: Source = source
-    if (map_grid.height, map_grid.width) != (source.height, source.width):
-        seen = ResampledSource(source, map_grid.height, map_grid.width, fill)
-    else:
-        map_grid = grid
-    told = f"{path}: {chosen.told()}; {source.dtype}, {_scale(grid, map_grid)}"
-    return Scene(path, seen, map_grid, source.files, tuple(warnings), chosen.bands, told)
+    grid, remarks = state_size(path, grid, reading.pixel_size)
+    seen = at_scale(path, source, grid, model, reading.resolution)
+    told = f"{path}: {chosen.told()}; {source.dtype}, {tell_scale(grid, seen.grid)}"
+    about_image = (*warnings, *remarks, *seen.remarks)
+    about_place = _about_place(path, grid, model, reading)
+    return Scene(path, seen.source, seen.grid, source.files, about_image, about_place, chosen.bands, told)
+
+
+def _about_place(path: str, grid: Grid, model: SegmentationModel, reading: Reading) -> tuple[str, ...]:
+    """What the user should know of a scene that does not say where it lies or how large its pixels are."""
+    lines = [] if grid.crs else [f"{path} has no coordinate reference system: the map will have none"]
+    suits = expected(model.info)
+    if grid.area_unit == "px" and suits is not None and reading.resolution is None:
+        lines.append(
+            f"{path} does not say how large its pixels are, and the model was trained for {suits[0]:.3g} to "
+            f"{suits[1]:.3g} m: they are taken as they are (--pixel-size M says what they measure)"
+        )
+    return tuple(lines)
 
 
 def _check_values(path: str, source: RasterSource, model: SegmentationModel, reading: Reading) -> list[str]:
@@ -147,16 +153,6 @@ def _check_values(path: str, source: RasterSource, model: SegmentationModel, rea
     if reason and not reading.any_values:
         raise values.refusal(path, reason)
     return [f"{path} does not suit the model: {reason}; the map means little"] if reason else []
-
-
-def _scale(grid: Grid, map_grid: Grid) -> str:
-    """At which size pixels are read."""
-    if grid.area_unit == "px":
-        return "pixels of unknown size"
-    here, there = (math.sqrt(math.prod(g.pixel_size())) for g in (grid, map_grid))
-    if map_grid is grid:
-        return f"pixels of {here:.4g} m as they are"
-    return f"pixels of {here:.4g} m resampled to {there:.4g} m"
 
 
 def _refuse_unplaced(dataset: Any, path: str) -> None:
@@ -178,36 +174,3 @@ def _refuse_unplaced(dataset: Any, path: str) -> None:
             f"{path} is placed by {how} alone, not by a grid; rectify it first: "
             f"gdalwarp {words} -r bilinear -t_srs {system} {gdal_name(path)} {rectified}"
         )
-
-
-def _wanted_resolution(
-    path: str, grid: Grid, model: SegmentationModel, reading: Reading
-) -> tuple[float | None, list[str]]:
-    """What to resample to, None for the scene as it is, and what the user should know about it."""
-    if reading.resolution == "model":
-        if model.info.resolution is None:
-            raise UserError(
-                f"the card of model {model.title!r} does not say its resolution; give --resolution in metres"
-            )
-        return model.info.resolution, []
-    if isinstance(reading.resolution, float | int):
-        return reading.resolution, []
-    suits = _suitable(model)
-    if suits is None or grid.area_unit == "px":
-        return None, []
-    here = math.sqrt(math.prod(grid.pixel_size()))
-    if suits[0] <= here * _SLACK and here <= suits[1] * _SLACK:
-        return None, []
-    known = f"{path} has pixels of {here:.3g} m and the model was trained for {suits[0]:.3g} to {suits[1]:.3g} m"
-    nearest = suits[0] if here < suits[0] else suits[1]
-    if reading.resolution == "scene" or here > _COARSEST * suits[1]:
-        return None, [f"{known}: expect a poor map"]
-    return nearest, [f"{known}: it is resampled to {nearest:.3g} m (--resolution scene leaves it as it is)"]
-
-
-def _suitable(model: SegmentationModel) -> tuple[float, float] | None:
-    """The finest and the coarsest pixels that the model's card vouches for, in metres."""
-    info = model.info
-    if info.resolutions is not None or info.resolution is None:
-        return info.resolutions
-    return info.resolution / _RESOLUTION_TOLERANCE, info.resolution * _RESOLUTION_TOLERANCE

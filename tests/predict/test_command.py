@@ -1,5 +1,8 @@
 """`crisp predict` as it is typed."""
 
+import dataclasses
+import json
+
 import numpy as np
 import pytest
 
@@ -75,10 +78,25 @@ def test_a_dry_run_writes_nothing(crisp, model, scene, tmp_path):
     words = ["-o", tmp_path / "map.tif", "-m", tmp_path / "model", "--tile", 64, "--overlap", 16, "--dry-run"]
     status, out, _ = crisp(scene, *words)
     assert status == 0
-    assert "130 x 100 px, 6 tiles of 64 x 64 px" in out and "MiB for blending" in out and "about" in out
+    assert "130 x 100 px, 6 tiles of 64 x 64 px" in out and "MiB for blending" in out
+    assert out.endswith((" s\n", "a second\n"))
+    assert "pixels of 0.5 m as they are" in out
     status, _, err = crisp(tmp_path / "none.tif", scene, *words[2:], "-o", tmp_path / "maps")
     assert status == 1 and "there is no file" in err
     assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("how", [["--tile", 64], ["--exact"]])
+def test_a_dry_run_says_that_it_will_resample(crisp, model, scene, tmp_path, how):
+    model.info = dataclasses.replace(model.info, resolutions=(1.0, 2.0))
+    model.save(tmp_path / "model")
+    words = [scene, "-o", tmp_path / "map.tif", "-m", tmp_path / "model", "--dry-run", *how]
+    status, out, err = crisp(*words)
+    assert status == 0 and "pixels of 0.5 m resampled to 1 m" in out and "65 x 50 px" in out
+    assert "tiles" not in out or "2 tiles of 64 x 64 px" in out
+    assert "it is resampled to 1 m (--resolution scene leaves it as it is)" in err
+    (plan,) = json.loads(crisp(*words, "--json")[1])["plans"]
+    assert plan["read"] in out and plan["warnings"][0] in err
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,10 @@ def test_a_log_gets_lines():
     assert lines[-2] == "writing [map].tif"
 
 
+def test_one_tile_is_one_tile():
+    assert _Lines("scene.tif", 1, 0, 1e6, 30.0).first() == "scene.tif: 1 tile"
+
+
 def test_lines_come_now_and_then_only(monkeypatch):
     now = 0.0
     monkeypatch.setattr("crispseg.predict.progress.time", SimpleNamespace(monotonic=lambda: now))

@@ -18,6 +18,7 @@ from crispseg.cli.existing import add_existing
 
 if TYPE_CHECKING:
     from crispseg.cli.printer import Printer
+    from crispseg.geo.scenes import Scene
     from crispseg.models.base import SegmentationModel
     from crispseg.predict.batch import Report
     from crispseg.predict.scene import Request, Result
@@ -41,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a .tif for one scene, else a folder; or s3://...",
     )
     parser.add_argument("-m", "--model", help="a saved model's or a run's folder, or a shipped model's name")
-    parser.add_argument("--dry-run", action="store_true", help="only say how many tiles, how much memory and time")
+    parser.add_argument("--dry-run", action="store_true", help="only say what is read, in how many tiles, how long")
     add_existing(parser)
     _add_reading(parser.add_argument_group("reading"))
     _add_model(parser.add_argument_group("evaluating"))
@@ -203,36 +204,40 @@ def _dry_run(args: argparse.Namespace, model: SegmentationModel, request: Reques
     _, made_as = find_landing(args.output, args.scratch)
     for scene in (found.path for found in choose_targets(find_scenes(args.scenes, args.asset), made_as, request)):
         try:
-            plan, text = estimate(scene, model, request)
-            values.append({"scene": scene, **plain(plan)})
-            texts.append(text)
+            opened, plan, text = estimate(scene, model, request)
+            values.append({"scene": scene, **plain(plan), "read": opened.told, "warnings": opened.warnings})
+            texts += [opened.told, text]
+            for warning in opened.warnings:
+                out.warn(warning)
         except UserError as error:
             failures.append((scene, str(error)))
     out.result({"plans": values, "failures": _failures(failures)}, *texts)
     return _tell_failures(failures, out)
 
 
-def _plan_in_tiles(path: str, model: SegmentationModel, request: Request) -> tuple[Any, str]:
+def _plan_in_tiles(path: str, model: SegmentationModel, request: Request) -> tuple[Scene, Any, str]:
     from crispseg.predict.estimate import estimate_scene
 
-    plan = estimate_scene(path, model, request)
+    scene, plan = estimate_scene(path, model, request)
     memory = f"{plan.buffers / 2**20:.0f} MiB for blending and buffers"
-    if plan.evaluation:
+    if plan.evaluation > 2**19:  # half of the unit it is told in
         memory += f", {plan.evaluation / 2**20:.0f} MiB in the model per tile evaluated at a time"
-    return plan, (
-        f"{path}: {plan.width} x {plan.height} px, {plan.tiles} tiles of {plan.tile[1]} x {plan.tile[0]} px; "
-        f"{memory}; about {duration(plan.seconds)}"
-    )
+    tiles = f"{plan.tiles} tile{'s' * (plan.tiles > 1)} of {plan.tile[1]} x {plan.tile[0]} px"
+    return scene, plan, f"{path}: {plan.width} x {plan.height} px, {tiles}; {memory}; {_about(plan.seconds)}"
 
 
-def _plan_as_one_image(path: str, model: SegmentationModel, request: Request) -> tuple[Any, str]:
+def _plan_as_one_image(path: str, model: SegmentationModel, request: Request) -> tuple[Scene, Any, str]:
     from crispseg.predict.estimate import estimate_exact
 
     scene, plan = estimate_exact(path, model, request)
-    return plan, (
-        f"{path}: {scene.grid.width} x {scene.grid.height} px as one image; {plan.memory_bytes / 2**20:.0f} MiB beside "
-        f"the model, {plan.disk_bytes / 2**20:.0f} MiB of temporary files; about {duration(plan.seconds)}"
-    )
+    size = f"{scene.grid.width} x {scene.grid.height} px as one image"
+    memory, disk = (f"{count / 2**20:.0f} MiB" for count in (plan.memory_bytes, plan.disk_bytes))
+    text = f"{path}: {size}; {memory} beside the model, {disk} of temporary files; {_about(plan.seconds)}"
+    return scene, plan, text
+
+
+def _about(seconds: float) -> str:
+    return f"about {duration(seconds)}" if round(seconds) else duration(seconds)
 
 
 def duration(seconds: float) -> str:

@@ -39,7 +39,8 @@ class Estimate:
     seconds: float
 
 
-def estimate_scene(path: str, model: SegmentationModel, request: Request) -> Estimate:
+def estimate_scene(path: str, model: SegmentationModel, request: Request) -> tuple[Scene, Estimate]:
+    """What the scene takes in tiles; the scene is closed again."""
     scene = open_scene(path, model, request.reading)
     try:
         settings = request.settings
@@ -49,7 +50,7 @@ def estimate_scene(path: str, model: SegmentationModel, request: Request) -> Est
         side_by_side = request.pace.batch_size or torch.get_num_threads()
         if evaluator.device.type == "cpu":
             seconds /= min(side_by_side, torch.get_num_threads())
-        return Estimate(
+        return scene, Estimate(
             path,
             scene.grid.height,
             scene.grid.width,

@@ -86,7 +86,7 @@ class _Lines:
 
     def first(self) -> str:
         earlier = f", {self.done} of them done before" if self.done else ""
-        return f"{self.path}: {self.tiles} tiles{earlier}"
+        return f"{self.path}: {self.tiles} tile{'s' * (self.tiles > 1)}{earlier}"
 
     def after_tile(self) -> str:
         """A line, when one is due."""

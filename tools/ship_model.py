@@ -25,8 +25,8 @@ import torch
 from model_card import Shipment, card, facts_of
 from PIL import Image
 
+from crispseg.data.colours import class_colours
 from crispseg.data.folder import Folder, open_folder
-from crispseg.data.known import AERIAL_COLOURS
 from crispseg.errors import UserError
 from crispseg.evaluate import Evaluation, Settings, evaluate
 from crispseg.evaluate.opening import Opened, open_data, open_model
@@ -88,7 +88,7 @@ def ship(args: argparse.Namespace) -> Path:
         model.info,
         training_data=f"{facts.imagery}: {_trained_on(opened, folder)}",
         licence=f"weights Apache-2.0; trained on open data ({facts.licence})",
-        palette=tuple(AERIAL_COLOURS.get(*pair) for pair in zip(model.info.classes, model.info.palette, strict=True)),
+        palette=class_colours(model.info.classes),
         resolutions=tuple(args.resolutions) if args.resolutions else model.info.resolutions,
         scores=_kept_scores(scored),
         notes=facts.limits,
@@ -181,11 +181,11 @@ def worst_of_each(windows: Sequence[WorstWindow], limit: int) -> list[WorstWindo
 
 def _write(shipment: Shipment, target: Path) -> Path:
     """The whole folder takes the place of an older one."""
-    protocol = shipment.scored.conditions.protocol
+    info = shipment.model.info
     with replacing(target) as aside:
         save(shipment.model, aside, half=True)
         for number, window in enumerate(shipment.failures, 1):
-            picture = draw_worst(window, protocol.classes, protocol.palette)
+            picture = draw_worst(window, info.classes, info.palette)
             picture.save(aside / shipment.picture(number), "jpeg", quality=82, subsampling=0, optimize=True)
         write_text(aside / CARD, card(shipment))
         shutil.rmtree(target, ignore_errors=True)

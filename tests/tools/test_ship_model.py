@@ -12,8 +12,9 @@ import torch
 from safetensors.torch import load_file
 
 import crispseg
+from crispseg.data.colours import EXPECTED
 from crispseg.data.folder import open_folder
-from crispseg.data.known import AERIAL_COLOURS, DUBAI
+from crispseg.data.known import DUBAI
 from crispseg.data.protocol import get_protocol
 from crispseg.errors import UserError
 from crispseg.files import write_json
@@ -185,7 +186,7 @@ def test_buildings_elsewhere_and_the_colours_people_expect(tool, run, data, tmp_
     folder = tmp_path / "shipped" / "toy_dubai"
     model = crispseg.load(folder)
     assert model.info.resolutions == (0.1, 1.0)
-    assert model.info.palette[model.info.classes.index("water")] == AERIAL_COLOURS["water"]
+    assert model.info.palette[model.info.classes.index("water")] == EXPECTED["water"]
     opened = open_folder(other)
     assert model.info.scores["IoU building, houses x 1"] == pytest.approx(tool.building_iou(model, opened, 1.0))
     found, truth = [], []

@@ -8,28 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from crispseg.config import shown
+from crispseg.data.colours import Colour as Colour
+from crispseg.data.colours import class_colours
 from crispseg.errors import UserError
 from crispseg.reading import read_csv, read_json, read_yaml_file
-
-Colour = tuple[int, int, int]
 
 IGNORE = 255
 _LARGEST_ID = 2**53  # beyond it a float mask has no whole numbers of its own
 MAX_CLASSES = 255  # ids 0..254; 255 is taken
-
-# Shown for classes that come without a colour.
-_SPARE_COLOURS: tuple[Colour, ...] = (
-    (230, 75, 53),
-    (77, 187, 213),
-    (0, 160, 135),
-    (60, 84, 136),
-    (243, 155, 127),
-    (132, 145, 180),
-    (145, 209, 194),
-    (126, 97, 72),
-    (176, 156, 133),
-    (240, 200, 60),
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,8 +52,8 @@ class ClassTable:
 
     @property
     def palette(self) -> tuple[Colour, ...]:
-        """A colour for every class, made up where the table has none."""
-        return self.colours or tuple(_SPARE_COLOURS[i % len(_SPARE_COLOURS)] for i in range(len(self.names)))
+        """A colour for every class: where the table has none, what people expect of the name (`class_colours`)."""
+        return self.colours or class_colours(self.names)
 
     def to_rows(self) -> list[dict[str, Any]]:
         """The table as plain rows, the form of dataset.json; `table_from_rows` takes them back."""

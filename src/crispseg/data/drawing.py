@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from crispseg.data.classes import Colour
+from crispseg.data.colours import Colour, nearest
 from crispseg.data.images import Array
 from crispseg.data.labels import Mask
 from crispseg.files import replacing
@@ -15,7 +15,12 @@ from crispseg.files import replacing
 THUMBNAIL = 160  # side of a picture on a contact sheet, px
 # For pixels that are not labelled: the first that no class comes near, black where it is free.
 _UNLABELLED: tuple[Colour, ...] = ((0, 0, 0), (128, 128, 128), (255, 0, 255), (255, 255, 255), (90, 0, 60))
+# For what is wrong: the first that no class looks like. It is far from what EXPECTED has and from the grey image below
+# it in lightness, so the colour-blind see it, too; a lighter magenta is the blue of water to them.
+_WRONG: tuple[Colour, ...] = ((120, 0, 105), (255, 0, 255), (255, 120, 0), (230, 20, 40))
 _NEAR = 60  # how far apart two colours are to be told from each other, in their sum of differences
+_ALIKE = 30.0  # nearer in CIE Lab than this, a mark could be taken for a class
+_OUTLINE = 0.5  # how light a class's outline is, of its colour
 
 Thumbnails = tuple[str, Array, Array]  # name, image, labels
 
@@ -35,11 +40,17 @@ def to_rgb(image: Array) -> Array:
 def unlabelled_colour(palette: Sequence[Colour]) -> Colour:
     """What pixels without a label are painted with: black, or where a class is black something else."""
 
-    def nearest(colour: Colour) -> int:
+    def distance(colour: Colour) -> int:
         return min((sum(abs(a - b) for a, b in zip(colour, each, strict=True)) for each in palette), default=765)
 
-    free = [colour for colour in _UNLABELLED if nearest(colour) >= _NEAR]
-    return free[0] if free else max(_UNLABELLED, key=nearest)
+    free = [colour for colour in _UNLABELLED if distance(colour) >= _NEAR]
+    return free[0] if free else max(_UNLABELLED, key=distance)
+
+
+def wrong_colour(palette: Sequence[Colour]) -> Colour:
+    """What wrong pixels are painted with, in no class's colour."""
+    free = [colour for colour in _WRONG if nearest(colour, palette) >= _ALIKE]
+    return free[0] if free else max(_WRONG, key=lambda colour: nearest(colour, palette))
 
 
 def paint(mask: Mask, palette: Sequence[Colour], unlabelled: Colour | None = None) -> Array:
@@ -49,6 +60,16 @@ def paint(mask: Mask, palette: Sequence[Colour], unlabelled: Colour | None = Non
     colours[: len(palette)] = palette
     painted: Array = colours[mask]
     return painted
+
+
+def outline(painted: Array, mask: Mask) -> Array:
+    """The picture (H, W, 3) with thin lines where classes meet: the last pixel of the upper or left one, in its own
+    colour but darker, so that what is a pixel wide still shows what it is."""
+    meet = np.zeros(mask.shape, bool)
+    meet[:-1] |= mask[:-1] != mask[1:]
+    meet[:, :-1] |= mask[:, :-1] != mask[:, 1:]
+    outlined: Array = np.where(meet[..., None], painted * _OUTLINE, painted).astype(np.uint8)
+    return outlined
 
 
 def draw_thumbnails(image: Array, mask: Mask | None, palette: Sequence[Colour]) -> tuple[Array, Array]:

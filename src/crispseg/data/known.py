@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from crispseg.data.classes import IGNORE, ClassTable
+from crispseg.data.colours import class_colours
 
 ISPRS = ClassTable(
     names=("impervious_surface", "building", "low_vegetation", "tree", "car", "clutter"),
@@ -32,18 +33,8 @@ DUBAI = ClassTable(
     ignored_colours=((155, 155, 155), (0, 0, 0)),
 )
 
-# What people expect on a map; also told apart by their lightness, where colours are not seen.
-AERIAL_COLOURS = {
-    "building": (196, 32, 48),
-    "land": (236, 216, 170),
-    "road": (110, 110, 115),
-    "vegetation": (98, 168, 66),
-    "water": (44, 110, 201),
-}
-
-AERIAL = ClassTable(
-    DUBAI.names, tuple(AERIAL_COLOURS[name] for name in DUBAI.names), ignored_colours=DUBAI.ignored_colours
-)
+# Dubai's classes in the colours people expect on a map.
+AERIAL = ClassTable(DUBAI.names, class_colours(DUBAI.names), ignored_colours=DUBAI.ignored_colours)
 
 TABLES = {
     "potsdam": ISPRS,

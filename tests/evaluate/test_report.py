@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from crispseg.data.drawing import unlabelled_colour
+from crispseg.data.drawing import unlabelled_colour, wrong_colour
 from crispseg.data.folder import Folder
 from crispseg.errors import UserError
 from crispseg.evaluate import Evaluation, Settings, evaluate, write_report
-from crispseg.evaluate.pictures import draw_confusion, draw_worst
+from crispseg.evaluate.pictures import draw_classes, draw_confusion, draw_worst
 from crispseg.evaluate.places import large_confusions
 from crispseg.evaluate.report import reserved
 from crispseg.evaluate.tables import Table, percent
@@ -171,10 +171,28 @@ def test_error_panel_marks_the_wrong_pixels(evaluation: Evaluation) -> None:
     left, top = width * factor + 8, (height * factor) + 2 * 24
     error = picture[top : top + height * factor : factor, left : left + width * factor : factor]
     wrong = (window.truth != window.prediction) & (window.truth != 255)
-    np.testing.assert_array_equal((error == (230, 20, 40)).all(-1), wrong)
+    np.testing.assert_array_equal((error == wrong_colour(palette)).all(-1), wrong)
     np.testing.assert_array_equal((error == 0).all(-1), window.truth == 255)
     truth = picture[24 : 24 + height * factor : factor, left : left + width * factor : factor]
     np.testing.assert_array_equal(truth[window.truth == 1][0], palette[1])
+
+
+def test_the_page_says_what_wrong_looks_like(report: Path, evaluation: Evaluation) -> None:
+    colour = "#{:02x}{:02x}{:02x}".format(*wrong_colour(evaluation.conditions.protocol.palette))
+    text = (report / "report.html").read_text()
+    assert re.search(rf'fill="{colour}"/></svg>\s*wrong</li>', text) and "wrong is red" not in text
+
+
+def test_outlines_are_a_pixel_of_the_picture_not_of_the_window() -> None:
+    """A window of 8 px is enlarged 32 times; a class of one pixel in it still shows its colour."""
+    ids = np.zeros((8, 8), np.uint8)
+    ids[3, 4] = 1
+    palette = ((200, 180, 100), (80, 0, 40))
+    picture = np.asarray(draw_classes(ids, palette, (0, 0, 0)))
+    assert picture.shape == (256, 256, 3)
+    inside = picture[3 * 32 : 4 * 32, 4 * 32 : 5 * 32]
+    assert (inside[:-1, :-1] == palette[1]).all() and (inside[-1] == (40, 0, 20)).all()
+    assert (picture[96:128, 127] == (100, 90, 50)).all() and (picture[:90] == palette[0]).all()
 
 
 @pytest.mark.parametrize("classes", [1, 2, 40, 254])
@@ -245,4 +263,4 @@ def test_pixels_without_labels_do_not_look_like_a_class(evaluation: Evaluation) 
     height, width = window.truth.shape
     factor = -(-256 // max(height, width))
     shown = picture[24 + factor * height // 2, 8 + factor * width * 3 // 2]  # in the middle of the truth
-    assert tuple(shown) == unlabelled_colour((*palette, (230, 20, 40))) == (255, 0, 255)
+    assert tuple(shown) == unlabelled_colour((*palette, wrong_colour(palette))) == (255, 0, 255)

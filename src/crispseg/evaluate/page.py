@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from crispseg.data.classes import Colour
-from crispseg.evaluate.pictures import window_panels
+from crispseg.evaluate.pictures import mark_colours, window_panels
 from crispseg.evaluate.places import coordinates, large_confusions
 from crispseg.evaluate.result import Evaluation
 from crispseg.evaluate.tables import Table, percent
@@ -44,6 +44,7 @@ def report_page(evaluation: Evaluation, tables: Sequence[Table]) -> str:
         notes=evaluation.notes,
         figures=[figure(name, percent(value)) for name, value in evaluation.headline.items()],
         classes=legend(protocol.classes, protocol.palette),
+        marks=marks(protocol.palette),
         per_class=_class_rows(evaluation, by_title["Classes"]),
         confusion=confusion_rows(evaluation),
         confusions=_confusion_pictures(evaluation),
@@ -60,6 +61,11 @@ def figure(name: str, value: str) -> dict[str, str]:
 
 def legend(names: Sequence[str], palette: Sequence[Colour]) -> list[dict[str, str]]:
     return [{"name": n, "colour": "#{:02x}{:02x}{:02x}".format(*c)} for n, c in zip(names, palette, strict=True)]
+
+
+def marks(palette: tuple[Colour, ...]) -> list[dict[str, str]]:
+    """What pictures of errors show beside the classes."""
+    return legend(("wrong", "not labelled"), mark_colours(palette))
 
 
 def _class_rows(evaluation: Evaluation, table: Table) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crispseg.data.classes import IGNORE, Colour
-from crispseg.data.drawing import paint, to_rgb, unlabelled_colour
+from crispseg.data.drawing import outline, paint, to_rgb, unlabelled_colour, wrong_colour
 from crispseg.evaluate.worst import WorstWindow
 from crispseg.metrics import Reliability
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from crispseg.evaluate.places import Change
 
 _INK, _FAINT, _BLUE = (34, 34, 34), (200, 200, 200), (31, 90, 165)
-_WRONG = (230, 20, 40)
 _ONLY_A, _ONLY_B, _BOTH_WRONG = (214, 94, 0), (0, 114, 178), (90, 90, 90)  # told apart by colour-blind eyes, too
 _DOUBLE = 2  # curves are drawn twice as large and shrunk, which smooths their lines
 _SMALLEST_PANEL = 256  # smaller windows are enlarged by a whole factor
@@ -123,19 +122,13 @@ def draw_worst(
     """Image and truth above, prediction and error below; the colours of the classes that occur."""
     from PIL import Image, ImageDraw
 
-    image, unlabelled = to_rgb(window.image), unlabelled_colour((*palette, _WRONG))
-    panels = {
-        "image": image,
-        "truth": paint(window.truth, palette, unlabelled),
-        who: paint(window.prediction, palette, unlabelled),
-        f"error: {100 * window.share:.1f} % wrong": _errors(image, window.truth, window.prediction, unlabelled),
-    }
-    height, width = window.truth.shape
-    factor = max(1, -(-_SMALLEST_PANEL // max(height, width)))
-    height, width = height * factor, width * factor
+    wrong, unlabelled = mark_colours(palette)
+    titles = ("image", "truth", who, f"error: {100 * window.share:.1f} % wrong")
+    panels = dict(zip(titles, window_panels(window, palette).values(), strict=True))
+    width, height = panels["image"].size
     title, gap = 24, 8
     seen = [i for i in np.union1d(window.truth, window.prediction) if i < len(names)]
-    colours = [*(palette[i] for i in seen), _WRONG, unlabelled]
+    colours = [*(palette[i] for i in seen), wrong, unlabelled]
     legend = draw_legend([*(names[i] for i in seen), "wrong", "not labelled"], colours, 2 * width + gap)
     below = 2 * (height + title)
     picture = Image.new("RGB", (legend.width, below + legend.height), "white")
@@ -144,20 +137,36 @@ def draw_worst(
     for number, (text, panel) in enumerate(panels.items()):
         left, top = number % 2 * (width + gap), number // 2 * (height + title)
         draw.text((left + 2, top + title / 2), text, _INK, load_font(15), anchor="lm")
-        enlarged = Image.fromarray(panel).resize((width, height), Image.Resampling.NEAREST)
-        picture.paste(enlarged, (left, top + title))
+        picture.paste(panel, (left, top + title))
     return picture
+
+
+def mark_colours(palette: tuple[Colour, ...]) -> tuple[Colour, Colour]:
+    """Of what is wrong, and of what is not labelled."""
+    wrong = wrong_colour(palette)
+    return wrong, unlabelled_colour((*palette, wrong))
 
 
 def window_panels(window: WorstWindow, palette: tuple[Colour, ...]) -> dict[str, Image.Image]:
     """Image, truth, prediction and errors of a window, each a picture by itself."""
-    image, unlabelled = to_rgb(window.image), unlabelled_colour((*palette, _WRONG))
+    image, (wrong, unlabelled) = to_rgb(window.image), mark_colours(palette)
+    errors = pale(image)
+    errors[window.truth != window.prediction] = wrong
+    errors[window.truth == IGNORE] = unlabelled
     return {
         "image": enlarged(image),
-        "truth": enlarged(paint(window.truth, palette, unlabelled)),
-        "prediction": enlarged(paint(window.prediction, palette, unlabelled)),
-        "errors": enlarged(_errors(image, window.truth, window.prediction, unlabelled)),
+        "truth": draw_classes(window.truth, palette, unlabelled),
+        "prediction": draw_classes(window.prediction, palette, unlabelled),
+        "errors": enlarged(errors),
     }
+
+
+def draw_classes(ids: NDArray[np.uint8], palette: tuple[Colour, ...], unlabelled: Colour) -> Image.Image:
+    """Classes in their colours with outlines a pixel wide, also of a small window that is enlarged."""
+    from PIL import Image
+
+    large = np.asarray(enlarged(ids))
+    return Image.fromarray(outline(paint(large, palette, unlabelled), large))
 
 
 def enlarged(pixels: NDArray[np.uint8]) -> Image.Image:
@@ -181,7 +190,7 @@ def change_panels(change: Change, palette: tuple[Colour, ...]) -> dict[str, Imag
     who[labels & right_a & ~right_b] = _ONLY_A
     who[~labels] = unlabelled = unlabelled_colour((*palette, _ONLY_A, _ONLY_B, _BOTH_WRONG))
     painted = {"truth": a.truth, "A": a.prediction, "B": b.prediction}
-    panels = {name: enlarged(paint(ids, palette, unlabelled)) for name, ids in painted.items()}
+    panels = {name: draw_classes(ids, palette, unlabelled) for name, ids in painted.items()}
     return {"image": enlarged(image), **panels, "who is right": enlarged(who)}
 
 
@@ -199,15 +208,6 @@ def id_picture(ids: NDArray[np.uint8], names: Sequence[str], palette: Sequence[C
     buffer = io.BytesIO()
     picture.save(buffer, "png", pnginfo=about, transparency=opaque, optimize=True)
     return buffer.getvalue()
-
-
-def _errors(
-    image: NDArray[np.uint8], truth: NDArray[np.uint8], prediction: NDArray[np.uint8], unlabelled: Colour
-) -> NDArray[np.uint8]:
-    shown = pale(image)
-    shown[truth != prediction] = _WRONG
-    shown[truth == IGNORE] = unlabelled
-    return shown
 
 
 def pale(image: NDArray[np.uint8]) -> NDArray[np.uint8]:

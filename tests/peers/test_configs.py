@@ -1,5 +1,9 @@
 """The published recipes are configs that training accepts, for models that exist."""
 
+import dataclasses
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -32,3 +36,29 @@ def test_restarts_come_after_15_and_45_epochs_of_105() -> None:
     rates = [learning_rate(step, 1.0, schedule.schedule) for step in range(1050)]
     rises = [step for step in range(1, 1050) if rates[step] > rates[step - 1]]
     assert len(rises) == 2 and rises[0] in (150, 151) and rises[1] in (450, 451)
+
+
+def test_the_network_of_the_papers_table_has_one_for_each_set() -> None:
+    for place in ("potsdam", "vaihingen", "loveda"):
+        tiny, small = (train_config(f"dcswin_{size}_{place}") for size in ("tiny", "small"))
+        assert tiny.model.name == "dcswin_tiny"
+        assert dataclasses.replace(tiny, model=small.model) == small
+
+
+def test_the_documented_table_has_every_recipe_with_its_numbers() -> None:
+    page = Path(__file__).parents[2] / "docs/explanation/peers.md"
+    rows = [line.split(" | ") for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
+    documented = {name: row for row in rows if len(row) == 8 for name in re.findall(r"`(\w+)`", row[0])}
+    assert set(documented) == set(RECIPES)
+    for name, row in documented.items():
+        config = train_config(name)
+        length = config.schedule.epochs or config.schedule.steps
+        rates = [float(rate) for rate in row[3].split(" / ")]
+        crop, _, scales = row[7].removesuffix(" |").partition(", ")
+        backbone = config.optimizer.backbone_lr
+        assert float(row[1].removesuffix(" steps").replace(",", "")) == length, name
+        assert int(row[2]) == config.batch_size, name
+        assert rates[0] == config.optimizer.lr and (len(rates) == 1 or rates[1] == backbone), name
+        assert float(row[4]) == config.optimizer.weight_decay, name
+        assert int(crop) == config.crop, name
+        assert tuple(map(float, scales.split("-"))) == config.augment.scale, name

@@ -45,9 +45,8 @@ def generate(root: Path) -> Path:
 
 def measure(folder: Folder, args: argparse.Namespace, workers: int) -> dict[str, Any]:
     augmentation = Augmentation(crop=args.crop)
-    statistics = folder.statistics()
     started = time.perf_counter()
-    dataset = SegmentationDataset(folder, "train", augmentation, normalise=statistics, cache=args.cache)
+    dataset = SegmentationDataset(folder, "train", augmentation, cache=args.cache)
     steps = args.warm_up + args.steps
     loader = iter(make_loader(dataset, args.batch, steps, workers=workers, device=args.device))
     next(loader)

@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
-class Normalisation:
-    """Call it with raw pixels (..., bands, H, W) on its device; the means and spreads are copied there once."""
+class Normalisation(nn.Module):
+    """Call it with raw pixels (..., bands, H, W) on its device; the means and spreads are copied there once. Within an
+    exported model it is a part like any other."""
+
+    mean: Tensor  # (bands, 1, 1)
+    std: Tensor
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], device: torch.device | str = "cpu") -> None:
-        # (bands, 1, 1)
-        self.mean, self.std = (torch.tensor(v, dtype=torch.float32, device=device)[:, None, None] for v in (mean, std))
+        super().__init__()
+        for name, values in (("mean", mean), ("std", std)):
+            self.register_buffer(name, torch.tensor(values, dtype=torch.float32, device=device)[:, None, None])
 
-    def __call__(self, pixels: Tensor) -> Tensor:
+    def forward(self, pixels: Tensor) -> Tensor:
         return (pixels - self.mean) / self.std
 
     def apply_(self, pixels: Tensor) -> Tensor:

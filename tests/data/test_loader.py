@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,6 @@ from crispseg.data import (
     Augmentation,
     Folder,
     SegmentationDataset,
-    Statistics,
     evaluation_loader,
     make_loader,
     open_folder,
@@ -43,7 +41,7 @@ def same(a: list, b: list) -> bool:
 
 
 def test_batches_do_not_depend_on_workers_or_threads(folder: Folder) -> None:
-    dataset = SegmentationDataset(folder, "train", HOW, samples=7, normalise=folder.statistics())
+    dataset = SegmentationDataset(folder, "train", HOW, samples=7)
     alone = collect(dataset)
     assert same(alone, collect(dataset, workers=2))
     before = torch.get_num_threads()
@@ -55,7 +53,7 @@ def test_batches_do_not_depend_on_workers_or_threads(folder: Folder) -> None:
 
 
 def test_batches_hold_the_samples_of_their_keys(folder: Folder) -> None:
-    dataset = SegmentationDataset(folder, "train", HOW, samples=7, normalise=folder.statistics())
+    dataset = SegmentationDataset(folder, "train", HOW, samples=7)
     keys = list(StepSampler(7, 4, 5, seed=3))
     for batch, (images, masks, names) in zip(keys, collect(dataset), strict=True):
         for i, key in enumerate(batch):
@@ -133,14 +131,6 @@ def test_evaluation_gives_whole_images_in_order(folder: Folder) -> None:
         dataset[len(dataset)]
     seen = [name for rank in range(2) for _, _, (name,) in evaluation_loader(dataset, rank=rank, world=2)]
     assert sorted(seen) == sorted(record.name for record in folder.records("val"))
-
-
-def test_normalised_samples_are_the_raw_ones_rescaled(folder: Folder) -> None:
-    statistics = Statistics((100.0, 50.0, 20.0), (10.0, 20.0, 40.0))
-    raw = SegmentationDataset(folder, "train", dataclasses.replace(HOW, scale=(1.0, 1.0)))
-    scaled = SegmentationDataset(folder, "train", dataclasses.replace(HOW, scale=(1.0, 1.0)), normalise=statistics)
-    mean, std = torch.tensor(statistics.mean)[:, None, None], torch.tensor(statistics.std)[:, None, None]
-    assert torch.allclose(scaled[2, 3][0], (raw[2, 3][0] - mean) / std)
 
 
 def test_kept_mapped_and_decoded_samples_are_equal(folder: Folder, tmp_path: Path) -> None:

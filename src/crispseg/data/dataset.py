@@ -13,10 +13,8 @@ from torch.utils.data import Dataset
 
 from crispseg.data.arrays import BUDGET, Arrays
 from crispseg.data.folder import Folder
-from crispseg.data.manifest import Statistics
 from crispseg.data.transforms import Augmentation, Draws, augment
 from crispseg.errors import UserError
-from crispseg.normalisation import Normalisation
 
 Sample = tuple[Tensor, Tensor, str]  # image float32 (bands, H, W), mask int64 (H, W), name
 Key = int | tuple[int, int]  # index, or (epoch, index)
@@ -26,9 +24,9 @@ class SegmentationDataset(Dataset[Sample]):
     """Samples of one split.
 
     With `augmentation`, sample `index` of an epoch is an augmented window: `samples` of them spread evenly over the
-    split's pixels. Without, sample `index` is the whole of image `index`. Images are in raw units, or normalised
-    when `normalise` gives mean and standard deviation. `dataset[epoch, index]` names the epoch; `dataset[index]`
-    means epoch 0.
+    split's pixels. Without, sample `index` is the whole of image `index`. Images are in raw units: what
+    trains with them normalises them as its card says. `dataset[epoch, index]` names the epoch; `dataset[index]` means
+    epoch 0.
     """
 
     def __init__(
@@ -39,7 +37,6 @@ class SegmentationDataset(Dataset[Sample]):
         *,
         samples: int | None = None,
         seed: int = 0,
-        normalise: Statistics | None = None,
         cache: str | Path | None = None,
         budget: int = BUDGET,
     ) -> None:
@@ -49,10 +46,8 @@ class SegmentationDataset(Dataset[Sample]):
         self.arrays = Arrays(folder, self.records, self.labels, cache, budget)
         self._areas = list(itertools.accumulate(r.height * r.width for r in self.records))
         self.samples = samples or self._one_pass()
-        self.normalise = normalise
-        self._constants: dict[torch.device, Normalisation] = {}
-        self._fill = (normalise or folder.statistics(split)).mean if augmentation else ()
-        self._range = self._value_range(normalise)
+        self._fill = folder.statistics(split).mean if augmentation else ()
+        self._range = self._value_range()
 
     def _one_pass(self) -> int:
         """As many crops as it takes to cover the split once at scale 1."""
@@ -60,11 +55,11 @@ class SegmentationDataset(Dataset[Sample]):
             return len(self.records)
         return max(len(self.records), round(self._areas[-1] / self.augmentation.crop**2))
 
-    def _value_range(self, normalise: Statistics | None) -> float:
+    def _value_range(self) -> float:
         if self.folder.dtype == "uint8" or self.augmentation is None:
             return 255.0
         # 8-bit pictures spread over about four standard deviations; brightness changes in the same proportion
-        return 4 * float(np.mean((normalise or self.folder.statistics(self.split)).std))
+        return 4 * float(np.mean(self.folder.statistics(self.split).std))
 
     def __len__(self) -> int:
         return self.samples if self.augmentation else len(self.records)
@@ -81,17 +76,9 @@ class SegmentationDataset(Dataset[Sample]):
         return self._whole(index) if self.augmentation is None else self._window(epoch, index)
 
     def finish(self, images: Tensor, masks: Tensor, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
-        """Compact samples, one or a batch, as float32 images (normalised if so asked) and int64 masks on a device."""
+        """Compact samples, one or a batch, as float32 images and int64 masks on a device."""
         images = images.to(device, non_blocking=True).to(torch.float32)
-        if self.normalise is not None:
-            images = self._on(torch.device(device))(images)
         return images, masks.to(device, non_blocking=True).long()
-
-    def _on(self, device: torch.device) -> Normalisation:
-        if device not in self._constants:
-            assert self.normalise is not None
-            self._constants[device] = Normalisation(self.normalise.mean, self.normalise.std, device)
-        return self._constants[device]
 
     def _whole(self, index: int) -> Sample:
         image, mask = self.arrays[index]

@@ -21,18 +21,14 @@ class Deployed(nn.Module):
     """Pixels (N, bands, H, W) as they stand in the file, float32 -> logits or probabilities (N, classes, H, W) in
     float32, or class ids (N, H, W) in uint8. Normalisation and the card's temperature are inside."""
 
-    mean: Tensor
-    std: Tensor
-
     def __init__(self, network: nn.Module, model: SegmentationModel, head: Head, dtype: torch.dtype) -> None:
         super().__init__()
         self.network, self.head, self.dtype = network, head, dtype
         self.temperature = model.info.temperature
-        for name, values in (("mean", model.info.mean), ("std", model.info.std)):
-            self.register_buffer(name, torch.tensor(values, dtype=torch.float32)[:, None, None])
+        self.normalise = model.info.normalisation()
 
     def forward(self, image: Tensor) -> Tensor:
-        x = (image - self.mean) / self.std
+        x = self.normalise(image)
         logits = self.network(x if self.dtype == torch.float32 else x.to(self.dtype)).float()
         if self.temperature != 1.0:
             logits = logits / self.temperature

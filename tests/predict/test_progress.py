@@ -53,6 +53,21 @@ def test_lines_come_now_and_then_only(monkeypatch):
     ]
 
 
+def test_the_time_left_forgets_what_the_first_tile_set_up(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr("crispseg.predict.progress.time", SimpleNamespace(monotonic=lambda: now))
+    lines = _Lines("scene.tif", tiles=105, done=4, pixels_per_tile=1e6, every=30.0)
+    said = []
+    for seconds in [40.0, *[1.0] * 60]:
+        now += seconds
+        said.append(lines.after_tile())
+    assert [line for line in said if line] == [
+        "scene.tif: 5 %, 0.03 Mpx/s, 66 min 40 s left",  # there is nothing else to go by yet
+        "scene.tif: 33 %, 1.00 Mpx/s, 1 min 10 s left",
+        "scene.tif: 62 %, 1.00 Mpx/s, 0 min 40 s left",
+    ]
+
+
 def test_silence_leaves_warnings():
     assert drawn(terminal=False, silent=True) == "" == drawn(terminal=True, silent=True)
     text = io.StringIO()

@@ -81,7 +81,7 @@ class _Lines:
 
     def __init__(self, path: str, tiles: int, done: int, pixels_per_tile: float, every: float) -> None:
         self.path, self.tiles, self.done, self.pixels_per_tile, self.every = path, tiles, done, pixels_per_tile, every
-        self.before = done
+        self.before, self.warm = done, False
         self.start = self.said = time.monotonic()
 
     def first(self) -> str:
@@ -92,10 +92,12 @@ class _Lines:
         """A line, when one is due."""
         self.done += 1
         now = time.monotonic()
+        speed = (self.done - self.before) / max(now - self.start, 1e-9)  # tiles per second
+        if not self.warm:  # the first tile also sets everything up: the next ones are judged by those after it
+            self.before, self.start, self.warm = self.done, now, True
         if now - self.said < self.every:
             return ""
         self.said = now
-        speed = (self.done - self.before) / max(now - self.start, 1e-9)  # tiles per second
         left = (self.tiles - self.done) / speed
         return (
             f"{self.path}: {100 * self.done / self.tiles:.0f} %, {speed * self.pixels_per_tile / 1e6:.2f} Mpx/s, "

@@ -5,7 +5,9 @@ import json
 import pytest
 import torch
 
+from crispseg import doctor
 from crispseg.cli.main import main
+from crispseg.models.shipped import DEFAULT
 from crispseg.ops.dispatch import CPU_WAYS, OFF_VARIABLE, operators, switched_off, why_not_on_a_cpu
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -42,6 +44,30 @@ def test_an_operator_switched_off_that_nobody_knows(capsys, monkeypatch):
 def test_warming_needs_a_gpu(capsys):
     assert main(["doctor", "--warm", "crisp_nano"]) == 1
     assert "sees none" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
+def test_warming_without_a_word_takes_the_model_that_comes_along(capsys):
+    assert main(["doctor", "--warm"]) == 1
+    said = capsys.readouterr().err
+    assert DEFAULT in said and "sees none" in said
+
+
+def test_the_c_compiler_that_triton_needs(monkeypatch, tmp_path):
+    headers = {"include": str(tmp_path)}
+    monkeypatch.setattr(doctor.sysconfig, "get_paths", lambda: headers)
+    monkeypatch.setattr(doctor.shutil, "which", {"clang": "/bin/clang", "/bin/clang": "/bin/clang"}.get)
+    monkeypatch.delenv("CC", raising=False)
+    assert doctor._c_compiler(gpu=True).status == "broken"  # a compiler, but not what it includes
+    assert "Python.h" in doctor._c_compiler(gpu=True).found
+    (tmp_path / "Python.h").touch()
+    assert doctor._c_compiler(gpu=True)[::2] == (
+        "ok",
+        "/bin/clang, with Python's headers (Triton's launcher of GPU kernels)",
+    )
+    monkeypatch.setenv("CC", "tcc")
+    assert "without a C compiler (tcc): apt install" in doctor._c_compiler(gpu=True).found
+    assert doctor._c_compiler(gpu=False).status == "missing"
 
 
 @needs_gpu

@@ -7,8 +7,10 @@ import importlib.metadata
 import os
 import platform
 import shutil
+import sysconfig
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from crispseg import __version__, create_model, list_models, load
@@ -52,6 +54,7 @@ def examine() -> list[Finding]:
         Finding("ok", "torch", f"{torch.__version__}, {torch.get_num_threads()} threads"),
         Finding("ok", "machine", _machine()),
         *_devices(),
+        _c_compiler(torch.cuda.is_available()),
         _operator("cpu"),
     ]
     if torch.cuda.is_available():
@@ -145,6 +148,19 @@ def _devices() -> list[Finding]:
         memory = properties.total_memory / 2**30
         found.append(Finding("ok", f"GPU {i}", f"{properties.name}, {memory:.0f} GiB, {half}"))
     return found
+
+
+def _c_compiler(gpu: bool) -> Finding:
+    """Triton builds a small C module the first time it launches a kernel on a machine, as its `_build` does."""
+    found = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    headers = Path(sysconfig.get_paths()["include"], "Python.h")
+    if found and shutil.which(found) and headers.is_file():
+        return Finding("ok", "C compiler", f"{found}, with Python's headers (Triton's launcher of GPU kernels)")
+    lacks = f"Python's headers ({headers})" if found and shutil.which(found) else f"a C compiler ({found or 'gcc'})"
+    remedy = "apt install gcc python3-dev, or CC=PATH for another"
+    if not gpu:
+        return Finding("missing", "C compiler", f"none needed without a GPU; with one, install {lacks}: {remedy}")
+    return Finding("broken", "C compiler", f"GPU kernels cannot start without {lacks}: {remedy}")
 
 
 def _operator(device: str) -> Finding:

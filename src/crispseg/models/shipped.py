@@ -13,7 +13,7 @@ from crispseg.models.hub import fetch, is_hub
 RUN_CONFIG, BEST = "config.yaml", "best"  # of a training run's folder
 _FOLDER = Path(__file__).parents[1] / "shipped"
 BACKBONES = _FOLDER / "backbones"
-DEFAULT = "crisp_nano_aerial"  # used by `crisp predict`, `crispseg.segment` and `crisp demo` when no model is given
+DEFAULT = "crisp_nano_aerial"  # of `crisp predict`, `crispseg.segment`, `crisp demo` and `crisp doctor --warm`
 
 
 def list_shipped() -> list[str]:

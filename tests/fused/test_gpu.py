@@ -10,6 +10,7 @@ from torch.nn import functional
 import crispseg
 from crispseg.bench.check import NETWORK_BOUNDS
 from crispseg.fused.layers import linear_gelu
+from crispseg.ops.common.norm import Norm
 from crispseg.ops.infer import matching, pixel_attention, token_attention
 from crispseg.ops.maps import resizing
 from tests.conftest import relative_error
@@ -86,7 +87,7 @@ def test_token_steps(batch, tokens, width, scale, dtype):
     vectors = (*vectors, draw(12, inner, dtype=dtype))
 
     def join(weight, bias, gain, shift):
-        return token_attention.Join(weight, bias, token_attention.Norm(gain, shift, 1e-5))
+        return token_attention.Join(weight, bias, Norm(gain, shift, 1e-5))
 
     def perceptron(x, read, *weights):
         perceptron = token_attention.Perceptron(*weights[4:])
@@ -96,7 +97,7 @@ def test_token_steps(batch, tokens, width, scale, dtype):
         def run(x, gain, shift, *weights):
             own = token_attention.OwnAttention(*weights[4:], heads)
             parts = torch.stack([x, x.flip(0), 0.5 * x]).to(torch.promote_types(x.dtype, torch.float32))
-            norm = token_attention.Norm(gain, shift, 1e-5)
+            norm = Norm(gain, shift, 1e-5)
             return token_attention.settle(parts, norm, token_attention.Vectors(*weights[:4]), own)[i]
 
         return run

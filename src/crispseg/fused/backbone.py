@@ -15,11 +15,11 @@ from torch.nn import functional
 from crispseg.fused.layers import FusedNorm, Kept, Packed, Product, Ready, aligned, channels_last, linear_gelu, padded
 from crispseg.fused.onednn_mixer import OneDNNMixer
 from crispseg.fused.stages import StageMaps
+from crispseg.ops.common.norm import Norm
 from crispseg.ops.common.precision import sum_dtype
 from crispseg.ops.cpu import onednn
 from crispseg.ops.infer.block import MLP, Start, conv_norm_mlp, conv_norm_project
 from crispseg.ops.infer.gated_mixer import gated_mixer
-from crispseg.ops.infer.token_attention import Norm
 from crispseg.ops.maps.convolution import convolve, convolve_image, halve_and_mix
 from crispseg.ops.maps.depthwise import depthwise3x3, packed
 from crispseg.ops.maps.normalize import layer_norm

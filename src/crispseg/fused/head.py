@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from crispseg.fused.layers import FusedNorm, Kept, Packed, Product
 from crispseg.fused.side_stream import SideStream
 from crispseg.fused.stages import StageMaps
+from crispseg.ops.common.norm import Norm
 from crispseg.ops.cpu import attention_in_parts, onednn
 from crispseg.ops.cpu.attention_in_parts import Writing
 from crispseg.ops.infer.matching import best_cosines, grouped_product, max_and_mean, mix_candidates
 from crispseg.ops.infer.pixel_attention import pixels_attend_tokens, read_pixels
 from crispseg.ops.infer.token_attention import (
     Join,
-    Norm,
     OwnAttention,
     Perceptron,
     Vectors,

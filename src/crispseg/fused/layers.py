@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from crispseg.ops.common.norm import Norm
 from crispseg.ops.cpu import onednn
-from crispseg.ops.infer.token_attention import Norm
 from crispseg.ops.maps.normalize import layer_norm
 
 T = TypeVar("T", bound=tuple[Any, ...])

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from crispseg.ops import State, accumulate
+from crispseg.ops.common.norm import Norm
 from crispseg.ops.cpu import onednn
-from crispseg.ops.infer.token_attention import Norm
 from crispseg.ops.nc_ssd.formula import queries_of, read_queries, sums_of
 from crispseg.ops.nc_ssd.spec import Gates, Rule
 

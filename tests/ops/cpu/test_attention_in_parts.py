@@ -3,12 +3,12 @@
 import pytest
 import torch
 
+from crispseg.ops.common.norm import Norm
 from crispseg.ops.cpu import attention_in_parts
 from crispseg.ops.cpu.attention_in_parts import Writing
 from crispseg.ops.dispatch import why_not_on_a_cpu
 from crispseg.ops.infer.matching import best_cosines
 from crispseg.ops.infer.pixel_attention import pixels_attend_tokens, read_pixels
-from crispseg.ops.infer.token_attention import Norm
 from tests.conftest import relative_error
 
 pytestmark = pytest.mark.skipif(why_not_on_a_cpu("onednn") is not None, reason="needs torch with oneDNN")

@@ -4,6 +4,7 @@
 import pytest
 import torch
 
+from crispseg.ops.common.norm import Norm
 from crispseg.ops.infer import matching, matching_kernels, pixel_attention, token_attention
 from crispseg.ops.infer import pixel_attention_kernels as attend_kernels
 from crispseg.ops.infer import token_attention_kernels as attend_tokens_kernels
@@ -28,7 +29,7 @@ def drawn(dtype, *shape):
 
 
 def join_of(inner, width, dtype):
-    norm = token_attention.Norm(*drawn(dtype, 2, width), 1e-5)
+    norm = Norm(*drawn(dtype, 2, width), 1e-5)
     return token_attention.Join(drawn(dtype, inner, width) / inner**0.5, drawn(dtype, width), norm)
 
 
@@ -80,7 +81,7 @@ def test_join_perceptron(batch, tokens, inner, width, dtype):
 @pytest.mark.parametrize("attending", [False, True])
 def test_settle(batch, tokens, inner, width, attending, dtype):
     own = own_of(2, width, dtype) if attending else None
-    norm = token_attention.Norm(*drawn(dtype, 2, width), 1e-5)
+    norm = Norm(*drawn(dtype, 2, width), 1e-5)
     parts, vectors = torch.randn(3, batch, tokens, width), vectors_of(3, 5, width, dtype)
     truth = token_attention.settle(*map(doubled, (parts, norm, vectors, own)))
     found = attend_tokens_kernels.settle(parts, norm, vectors, own)

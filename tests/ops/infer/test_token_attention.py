@@ -2,9 +2,9 @@
 
 import torch
 
+from crispseg.ops.common.norm import Norm
 from crispseg.ops.infer.token_attention import (
     Join,
-    Norm,
     OwnAttention,
     Perceptron,
     Vectors,

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from crispseg.ops.common.norm import Norm
 from crispseg.ops.cpu import onednn
-from crispseg.ops.infer.token_attention import Norm
 
 _NUMBERS = 2**20  # of a part: 4 MB
 

@@ -12,18 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from crispseg.ops.common.norm import Norm
 from crispseg.ops.dispatch import ANY_GPU, operator, too_many
 from crispseg.ops.infer.matching import grouped_product
 from crispseg.ops.infer.pixel_attention import MOST_CHANNELS, MOST_TOKENS
-
-
-class Norm(NamedTuple):
-    weight: Tensor
-    bias: Tensor
-    eps: float
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
 
 
 class Join(NamedTuple):

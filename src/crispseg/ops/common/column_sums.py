@@ -16,7 +16,6 @@ from torch import Tensor
 from crispseg.ops.common.dependent_launch import after_the_kernel_before, launch_options
 from crispseg.ops.common.hardware import multiprocessors
 from crispseg.ops.common.rounding import widened
-from crispseg.ops.nc_ssd.gradient_sweeps import sum_rows
 
 _MOST_PARTS = 512  # that a program loads at once when they are added
 _ADDED, _ADDING_WARPS = 16, 16  # columns that it adds, and its warps
@@ -30,6 +29,19 @@ def cut(rows: int, across: int, block: int, warps: int, device: torch.device) ->
     wanted = min(_MOST_PARTS, triton.cdiv(_BUSY // warps * multiprocessors(device), across))
     chunk = triton.cdiv(triton.cdiv(rows, wanted), block) * block
     return chunk, triton.cdiv(rows, chunk)
+
+
+@triton.jit
+def sum_rows(base, count, columns, width, ROWS: tl.constexpr, ALL: tl.constexpr):
+    """The sum of `count` rows of length `width`, ROWS at a time, at the given columns. ALL: none lies outside."""
+    total = tl.zeros((ROWS, columns.shape[0]), tl.float32)
+    rows = tl.arange(0, ROWS)
+    for start in range(0, count, ROWS):
+        row = start + rows
+        places = base + tl.minimum(row, count - 1)[:, None] * width + columns[None, :]
+        some = tl.load(places) if ALL else tl.load(places, mask=(columns < width)[None, :], other=0.0)
+        total += tl.where((row < count)[:, None], some, 0.0)
+    return tl.sum(total, 0)
 
 
 @triton.jit

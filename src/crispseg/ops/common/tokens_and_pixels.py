@@ -1,15 +1,55 @@
-"""What kernels share in which many pixels meet few tokens or prototypes: rounding, spans of pixels, sums of parts."""
+"""What kernels share in which many pixels meet few tokens or prototypes: spans of pixels, masks, LayerNorm, products,
+sums of parts."""
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from crispseg.ops.common.hardware import multiprocessors
 from crispseg.ops.common.rounding import multiply, rounded
 
+LOG2_E = tl.constexpr(1.4426950408889634)
 _PARTS, _COLUMNS = 16, 128  # of a sum, in one program at a time
+
+
+class AttentionTiles(NamedTuple):
+    """Pixels that a program holds at a time, its warps, the stages of its loads, and how many programs each
+    multiprocessor gets of the pixels of all images: two, unless its memory allows only one."""
+
+    pixels: int
+    warps: int
+    stages: int
+    resident: int = 2
+
+    def span(self, batch: int, length: int, device: torch.device) -> int:
+        """How many pixels each program takes, one block after another."""
+        blocks, programs = triton.cdiv(length, self.pixels), self.resident * multiprocessors(device)
+        return triton.cdiv(blocks, max(1, min(blocks, programs // batch))) * self.pixels
+
+
+@triton.jit
+def inside(index, end, EVEN: tl.constexpr):
+    """Which of the indices are in range; where all are known to be, the compiler drops the mask."""
+    return tl.full(index.shape, True, tl.int1) if EVEN else index < end
+
+
+@triton.jit
+def normalised(x, columns, weight, bias, eps, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+    """LayerNorm of the rows of x, whose columns beyond WIDTH are zero."""
+    used = inside(columns, WIDTH, WIDTH == PADDED)
+    x -= (tl.sum(x, 1) / WIDTH)[:, None]
+    if WIDTH < PADDED:
+        x = tl.where(used[None, :], x, 0.0)
+    scale = tl.rsqrt(tl.sum(x * x, 1) / WIDTH + eps)
+    gain = tl.load(weight + columns, mask=used, other=0.0).to(tl.float32)
+    shift = tl.load(bias + columns, mask=used, other=0.0).to(tl.float32)
+    return x * scale[:, None] * gain[None, :] + shift[None, :]
 
 
 @triton.jit

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from crispseg.ops.common.dependent_launch import after_the_kernel_before, launch_options
-from crispseg.ops.infer.pixel_attention_kernels import AttentionTiles, inside
+from crispseg.ops.common.tokens_and_pixels import AttentionTiles, inside
 
 MATCH = AttentionTiles(64, 4, 3)
 _FLOAT32 = AttentionTiles(16, 4, 1)  # for the interpreter

@@ -3,57 +3,18 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from crispseg.ops.common.dependent_launch import after_the_kernel_before, launch_options
-from crispseg.ops.common.hardware import multiprocessors
-
-LOG2_E = tl.constexpr(1.4426950408889634)
-
-
-class AttentionTiles(NamedTuple):
-    """Pixels that a program holds at a time, its warps, the stages of its loads, and how many programs each
-    multiprocessor gets of the pixels of all images: two, unless its memory allows only one."""
-
-    pixels: int
-    warps: int
-    stages: int
-    resident: int = 2
-
-    def span(self, batch: int, length: int, device: torch.device) -> int:
-        """How many pixels each program takes, one block after another."""
-        blocks, programs = triton.cdiv(length, self.pixels), self.resident * multiprocessors(device)
-        return triton.cdiv(blocks, max(1, min(blocks, programs // batch))) * self.pixels
-
+from crispseg.ops.common.tokens_and_pixels import LOG2_E, AttentionTiles, inside, normalised
 
 READ = AttentionTiles(64, 4, 3, 1)  # tokens attend pixels
 WRITE = AttentionTiles(64, 4, 2)  # pixels attend tokens
 WRITE_MORE = AttentionTiles(64, 8, 1)  # so many tokens that not all heads are attended at once
 _FLOAT32 = AttentionTiles(16, 4, 1)  # for the interpreter; attend.py takes torch's products in float32
-
-
-@triton.jit
-def inside(index, end, EVEN: tl.constexpr):
-    """Which of the indices are in range; where all are known to be, the compiler drops the mask."""
-    return tl.full(index.shape, True, tl.int1) if EVEN else index < end
-
-
-@triton.jit
-def normalised(x, columns, weight, bias, eps, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """LayerNorm of the rows of x, whose columns beyond WIDTH are zero."""
-    used = inside(columns, WIDTH, WIDTH == PADDED)
-    x -= (tl.sum(x, 1) / WIDTH)[:, None]
-    if WIDTH < PADDED:
-        x = tl.where(used[None, :], x, 0.0)
-    scale = tl.rsqrt(tl.sum(x * x, 1) / WIDTH + eps)
-    gain = tl.load(weight + columns, mask=used, other=0.0).to(tl.float32)
-    shift = tl.load(bias + columns, mask=used, other=0.0).to(tl.float32)
-    return x * scale[:, None] * gain[None, :] + shift[None, :]
 
 
 @triton.jit

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from crispseg.ops.common.dependent_launch import after_the_kernel_before, launch_options
 from crispseg.ops.common.norm import Norm
-from crispseg.ops.infer.pixel_attention_kernels import LOG2_E, inside, normalised
+from crispseg.ops.common.tokens_and_pixels import LOG2_E, inside, normalised
 from crispseg.ops.infer.token_attention import Join, OwnAttention, Perceptron, Vectors
 
 _HIDDEN = 128  # units of the perceptron that a program takes

@@ -11,6 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from crispseg.ops.common.column_sums import sum_rows
 from crispseg.ops.common.dependent_launch import after_the_kernel_before
 from crispseg.ops.nc_ssd.kernels import at, close_product, feature, normaliser, product
 
@@ -25,19 +26,6 @@ def sum_of(parts, count, SOME: tl.constexpr):
     for start in range(0, count, SOME):
         total += tl.load(parts + start + places, mask=places < count - start, other=0.0)
     return tl.sum(total)
-
-
-@triton.jit
-def sum_rows(base, count, columns, width, ROWS: tl.constexpr, ALL: tl.constexpr):
-    """The sum of `count` rows of length `width`, ROWS at a time, at the given columns. ALL: none lies outside."""
-    total = tl.zeros((ROWS, columns.shape[0]), tl.float32)
-    rows = tl.arange(0, ROWS)
-    for start in range(0, count, ROWS):
-        row = start + rows
-        places = base + tl.minimum(row, count - 1)[:, None] * width + columns[None, :]
-        some = tl.load(places) if ALL else tl.load(places, mask=(columns < width)[None, :], other=0.0)
-        total += tl.where((row < count)[:, None], some, 0.0)
-    return tl.sum(total, 0)
 
 
 @triton.jit

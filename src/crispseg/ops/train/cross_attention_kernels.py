@@ -17,8 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from crispseg.ops.common.rounding import multiply
-from crispseg.ops.common.tokens_and_pixels import add_parts, like, product
-from crispseg.ops.infer.pixel_attention_kernels import LOG2_E, AttentionTiles, inside
+from crispseg.ops.common.tokens_and_pixels import LOG2_E, AttentionTiles, add_parts, inside, like, product
 
 _READ_TOKENS = AttentionTiles(128, 4, 2, 4)  # many queries
 _READ_TOKENS_BACK = AttentionTiles(64, 4, 2, 3)  # registers for three programs on a multiprocessor

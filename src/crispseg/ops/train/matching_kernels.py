@@ -18,9 +18,8 @@ import triton.language as tl
 from torch import Tensor
 
 from crispseg.ops.common.rounding import multiply
-from crispseg.ops.common.tokens_and_pixels import add_parts, like, product
+from crispseg.ops.common.tokens_and_pixels import LOG2_E, AttentionTiles, add_parts, inside, like, product
 from crispseg.ops.infer.pixel_attention import MOST_CHANNELS
-from crispseg.ops.infer.pixel_attention_kernels import LOG2_E, AttentionTiles, inside
 
 _TILES = AttentionTiles(64, 4, 2, 3)
 _COLUMNS = 64  # channels that a program of the gradients holds

@@ -68,7 +68,7 @@ class StreamedNCSSD:
         if self.seen_channels:
             sums = None
             for (c,) in run.stream(f"seen{i}", f"queries{i}"):
-                sums = _add(sums, query_sums(c.flatten(1, 2), state, gates, mixer.rule), add_query_sums)
+                sums = _add(sums, query_sums(c.flatten(1, 2), state, mixer.rule), add_query_sums)
                 run.count(f"queries{i}", c.shape[1])
         sums = None if sums is None else _cast(sums, state.kv)
 
@@ -93,7 +93,7 @@ class StreamedNCSSD:
             if self.seen_channels:
                 run.storage.maps[f"seen{i}"].write(top, c.unflatten(1, xbc.shape[1:3]))
             elif gates.use_mean:
-                sums = _add(sums, query_sums(c, part, gates, rule), add_query_sums)
+                sums = _add(sums, query_sums(c, part, rule), add_query_sums)
             top += xbc.shape[1]
             run.count(f"gather{i}", xbc.shape[1])
         assert state is not None

@@ -14,7 +14,7 @@ from crispseg.ops.common.tokens_and_pixels import LOG2_E, AttentionTiles, inside
 READ = AttentionTiles(64, 4, 3, 1)  # tokens attend pixels
 WRITE = AttentionTiles(64, 4, 2)  # pixels attend tokens
 WRITE_MORE = AttentionTiles(64, 8, 1)  # so many tokens that not all heads are attended at once
-_FLOAT32 = AttentionTiles(16, 4, 1)  # for the interpreter; attend.py takes torch's products in float32
+_FLOAT32 = AttentionTiles(16, 4, 1)  # for the interpreter
 
 
 @triton.jit

@@ -96,14 +96,15 @@ def _group(
     t, w1, w2, bias, score, out, scores, group, rows, real,
     GROUPS: tl.constexpr, INNER: tl.constexpr, INNER_PADDED: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
-    """A group's vectors of some tokens."""
+    """A group's vectors of some tokens, and what they add to scores where that is wanted."""
     columns, inner = tl.arange(0, PADDED), tl.arange(0, INNER_PADDED)
     y = tl.dot(t.to(w1.dtype), tl.trans(w1), input_precision="ieee")
     y += _line(bias + group * INNER, inner, INNER, INNER_PADDED)
     vectors = tl.dot(y.to(w2.dtype), w2, input_precision="ieee")
     _store_rows(out, vectors, rows * GROUPS + group, real, columns, WIDTH, PADDED)
-    more = tl.sum(y * _line(score + group * INNER, inner, INNER, INNER_PADDED), 1)
-    tl.store(scores + rows * GROUPS + group, more, mask=real)
+    if scores is not None:
+        more = tl.sum(y * _line(score + group * INNER, inner, INNER, INNER_PADDED), 1)
+        tl.store(scores + rows * GROUPS + group, more, mask=real)
 
 
 @triton.jit
@@ -194,8 +195,7 @@ def _settle_kernel(
 
 @triton.jit
 def _vectors_kernel(
-    tokens, read, join_weight, join_bias, gain, shift, eps, first, bias, second, score,
-    out, vectors, scores, count, per_program,
+    tokens, read, join_weight, join_bias, gain, shift, eps, first, bias, second, out, vectors, count, per_program,
     JOINED: tl.constexpr, GROUPS: tl.constexpr, INNER: tl.constexpr, INNER_PADDED: tl.constexpr,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -209,7 +209,7 @@ def _vectors_kernel(
     if group == 0:
         _store_rows(out, t, rows, real, columns, WIDTH, PADDED)
     _group(
-        t, w1, w2, bias, score, vectors, scores, group, rows, real, GROUPS, INNER, INNER_PADDED, WIDTH, PADDED
+        t, w1, w2, bias, None, vectors, None, group, rows, real, GROUPS, INNER, INNER_PADDED, WIDTH, PADDED
     )  # fmt: skip
 
 
@@ -298,9 +298,9 @@ def join_vectors(tokens: Tensor, read: Tensor, join: Join, vectors: Vectors) -> 
     batch, count, width = tokens.shape
     groups, inner = vectors.bias.shape
     out = tokens.new_empty(batch, count, width)
-    made, scores = out.new_empty(batch, count, groups, width), out.new_empty(batch, count, groups)
+    made = out.new_empty(batch, count, groups, width)
     _vectors_kernel[(groups, triton.cdiv(batch * count, _ROWS))](
-        *_join_arguments(tokens, read, join), *vectors, out, made, scores, batch * count, _ROWS,
+        *_join_arguments(tokens, read, join), *vectors[:3], out, made, batch * count, _ROWS,
         JOINED=read.shape[-1], GROUPS=groups, INNER=inner, INNER_PADDED=_padded(inner),
         ROWS=_ROWS, WIDTH=width, PADDED=_padded(width),
         num_warps=_WARPS, num_stages=_STAGES, **launch_options(tokens.device),

@@ -83,7 +83,7 @@ def accumulate(v: Tensor, b: Tensor, rho: Tensor, gates: Gates, rule: Rule) -> S
 
 
 @without_autocast
-def query_sums(c: Tensor, state: State, gates: Gates, rule: Rule) -> QuerySums:
+def query_sums(c: Tensor, state: State, rule: Rule) -> QuerySums:
     """The queries' sums of a part of the image, given the whole image's state: c (B, L, N)."""
     return sums_of(queries_of(c, state, rule), state)
 
@@ -102,7 +102,7 @@ def read_queries(
     v: Tensor, queries: Queries, d: Tensor, state: State, sums: QuerySums | None, gates: Gates, rule: Rule
 ) -> Tensor:
     batch, tokens, heads, width = v.shape
-    amplify, shift = _affine(state, sums, d, gates, rule, heads, width)
+    amplify, shift = _affine(state, sums, d, gates, heads, width)
     kv = state.kv if amplify is None else state.kv * amplify
     out = torch.bmm(queries.row, kv) if shift is None else torch.baddbmm(shift[:, None], queries.row, kv)
     if state.residual is not None:
@@ -161,7 +161,7 @@ def _feature(x: Tensor) -> Tensor:
 
 
 def _affine(
-    state: State, sums: QuerySums | None, d: Tensor, gates: Gates, rule: Rule, heads: int, width: int
+    state: State, sums: QuerySums | None, d: Tensor, gates: Gates, heads: int, width: int
 ) -> tuple[Tensor | None, Tensor | None]:
     """Steps 3 and 4 as (a, shift): out = a y + shift, flat over (H*P); (None, None) when both are off."""
     if sums is None:
@@ -201,9 +201,9 @@ class _Chunked(torch.autograd.Function):
             state = add_states(state, accumulate(v[:, span], b[:, span], rho[:, span], gates, rule))
         sums = None
         if gates.use_mean:
-            sums = query_sums(c[:, spans[0]], state, gates, rule)
+            sums = query_sums(c[:, spans[0]], state, rule)
             for span in spans[1:]:
-                sums = add_query_sums(sums, query_sums(c[:, span], state, gates, rule))
+                sums = add_query_sums(sums, query_sums(c[:, span], state, rule))
         out = torch.empty(v.shape, dtype=state.kv.dtype, device=v.device)
         for span in spans:
             out[:, span] = read_out(v[:, span], c[:, span], d, state, sums, gates, rule)
@@ -240,7 +240,7 @@ class _Chunked(torch.autograd.Function):
             )
             if sums is not None:
                 pull_back(
-                    lambda c: query_sums(c, state, gates, ctx.rule),
+                    lambda c: query_sums(c, state, ctx.rule),
                     "c",
                     lambda out, _: _with_grads(out, sums),
                 )

@@ -82,8 +82,7 @@ def _add(totals, counts, total, count, parts, PARTS: tl.constexpr, EARLY: tl.con
 @triton.jit
 def _gradients(
     gradient, logits, target, out, blocks, across, length, image_stride, class_stride, pixel_stride, ignored, smoothing,
-    CLASSES: tl.constexpr, PADDED: tl.constexpr, PIXELS: tl.constexpr, EVEN: tl.constexpr, SMOOTHED: tl.constexpr,
-    EARLY: tl.constexpr,
+    CLASSES: tl.constexpr, PADDED: tl.constexpr, PIXELS: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Probabilities less what they should be, times the gradient of the sum; `out` lies as the logits do."""
     after_the_kernel_before(EARLY)
@@ -107,7 +106,7 @@ class _Shape(NamedTuple):
     fixed: dict[str, Any]
 
     @classmethod
-    def of(cls, logits: Tensor, smoothing: float) -> _Shape:
+    def of(cls, logits: Tensor) -> _Shape:
         batch, classes, height, width = logits.shape
         padded = triton.next_power_of_2(classes)
         pixels, length = max(16, _ELEMENTS // padded), height * width
@@ -117,7 +116,7 @@ class _Shape(NamedTuple):
         numbers = (batch * across, across, length, classes * length, class_stride, pixel_stride)
         fixed = {
             "CLASSES": classes, "PADDED": padded, "PIXELS": pixels, "EVEN": length % pixels == 0,
-            "SMOOTHED": smoothing != 0, "num_warps": _WARPS, **launch_options(logits.device),
+            "num_warps": _WARPS, **launch_options(logits.device),
         }  # fmt: skip
         return cls(programs, numbers, fixed)
 
@@ -125,13 +124,14 @@ class _Shape(NamedTuple):
 def total(logits: Tensor, target: Tensor, ignored: int, smoothing: float) -> tuple[Tensor, Tensor]:
     """Of logits (B, C, H, W), contiguous or channels last, and labels (B, H, W): the sum of losses, in float32, and the
     number of pixels, int64."""
-    shape, device = _Shape.of(logits, smoothing), logits.device
+    shape, device = _Shape.of(logits), logits.device
     totals = torch.empty(shape.programs, dtype=torch.float32, device=device)
     counts = torch.empty(shape.programs, dtype=torch.int32, device=device)
     loss = torch.empty((), dtype=torch.float32, device=device)
     count = torch.empty((), dtype=torch.int64, device=device)
     _sum_parts[(shape.programs,)](
-        logits, target.contiguous(), totals, counts, *shape.numbers, ignored, smoothing, **shape.fixed
+        logits, target.contiguous(), totals, counts, *shape.numbers, ignored, smoothing,
+        SMOOTHED=smoothing != 0, **shape.fixed,
     )  # fmt: skip
     _add[(1,)](totals, counts, loss, count, shape.programs, PARTS=_PARTS, num_warps=4, **launch_options(device))
     return loss, count
@@ -139,7 +139,7 @@ def total(logits: Tensor, target: Tensor, ignored: int, smoothing: float) -> tup
 
 def gradients(gradient: Tensor, logits: Tensor, target: Tensor, ignored: int, smoothing: float) -> Tensor:
     """Of the logits, given that of the sum of losses."""
-    shape = _Shape.of(logits, smoothing)
+    shape = _Shape.of(logits)
     out = torch.empty_like(logits)
     _gradients[(shape.programs,)](
         gradient, logits, target.contiguous(), out, *shape.numbers, ignored, smoothing, **shape.fixed

@@ -1,4 +1,4 @@
-"""Attention by parts against the formulas in float64; test_pixel_attention.py and test_matching.py hold these to loops."""
+"""Attention by parts against the formulas in float64; the formulas' own tests hold these to loops."""
 
 import pytest
 import torch

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -54,6 +55,21 @@ def check_positive(values: Mapping[str, float | None]) -> None:
     for key, value in values.items():
         if value is not None and value <= 0:
             raise UserError(f"{key} must be more than 0, not {value}")
+
+
+def check_between(values: Mapping[str, float], low: float, high: float) -> None:
+    """Refuse what does not lie in [low, high], by the key it has in a config."""
+    for key, value in values.items():
+        if not low <= value <= high:
+            limits = f"at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
+            raise UserError(f"{key} must be {limits}, not {value}")
+
+
+def check_range(key: str, ends: tuple[float, float], high: float = math.inf) -> None:
+    """Refuse two numbers that are no range within (0, high]."""
+    if not (0 < ends[0] <= ends[1] <= high and math.isfinite(ends[1])):
+        limits = "positive numbers" if high == math.inf else f"numbers above 0 and up to {high:g}"
+        raise UserError(f"{key} must be two {limits}, the smaller first, not {list(ends)}")
 
 
 def to_dict(config: Any) -> Any:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from crispseg.config import check_between, check_range
 from crispseg.pretrain.draws import Whole, uniforms
 
 Numbers = NDArray[np.float64]
@@ -35,6 +36,16 @@ class Changes:
     mix: float = 0.5  # chance that two pictures are mixed, or that a box of one is put into the other
     mixup: float = 0.8  # alpha of the beta distribution that mixed pictures' shares come from; 0 is off
     cutmix: float = 1.0  # likewise of the boxes' areas; 0 is off
+
+
+def check_changes(how: Changes) -> None:
+    """Refuse values that no picture can be changed by, each with its key."""
+    check_range("changes.area", how.area, 1)
+    check_range("changes.ratio", how.ratio)
+    chances = {"flip": how.flip, "strength": how.strength, "erase": how.erase, "mix": how.mix}
+    check_between({f"changes.{key}": value for key, value in chances.items()}, 0, 1)
+    amounts = {"picks": how.picks, "mixup": how.mixup, "cutmix": how.cutmix}
+    check_between({f"changes.{key}": value for key, value in amounts.items()}, 0, math.inf)
 
 
 _KINDS = (

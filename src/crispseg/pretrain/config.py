@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -10,7 +11,7 @@ from typing import Any, Literal, TypedDict
 from crispseg import config as configs
 from crispseg.configs import find_config
 from crispseg.errors import UserError
-from crispseg.pretrain.changes import Changes
+from crispseg.pretrain.changes import Changes, check_changes
 from crispseg.train.config import Precision
 from crispseg.train.optimizer import OptimizerConfig
 from crispseg.train.schedule import ScheduleConfig
@@ -52,7 +53,7 @@ class MaskingConfig:
 class BackboneConfig:
     name: str = "vssd_nano"
     options: dict[str, Any] = dataclasses.field(default_factory=dict)  # e.g. {fusion: raw}
-    weights: str | None = None  # start from a backbone's folder instead of from noise
+    weights: str | None = None  # start from a backbone, by its name or folder, or a pretraining run's; none: noise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,6 +118,9 @@ class _Place(TypedDict):
     path: str
 
 
+_OF_THE_SET = ("name", "labels", "side", "aerial", "area")  # keys of SetConfig that the only set may have as words
+
+
 def _spelt_out(values: Mapping[str, Any]) -> dict[str, Any]:
     """model=NAME stands for model.name."""
     return {k: {"name": v} if k == "model" and isinstance(v, str) else v for k, v in values.items()}
@@ -128,12 +132,21 @@ def _spelt_out_word(word: str) -> str:
 
 
 def _with_places(values: Mapping[str, Any]) -> dict[str, Any]:
-    """data=FOLDER stands for one set; beside sets it says where their folders lie."""
+    """data=FOLDER stands for one set; beside sets it says where their folders lie. What is said of a set without naming
+    one, such as labels=false, is said of the only one."""
     spelt = dict(values)
-    if "data" in spelt:
-        place = str(spelt.pop("data"))
-        given: list[_Place] = configs.checked(list[_Place], spelt.get("sets") or [{"path": "."}], "sets")
-        spelt["sets"] = [{**one, "path": str(Path(place) / one["path"])} for one in given]
+    said = {key: spelt.pop(key) for key in _OF_THE_SET if key in spelt}
+    if "data" not in spelt and not said:
+        return spelt
+    place = str(spelt.pop("data", ""))
+    one_set = [{"path": "."}] if place else []
+    given: list[_Place] = configs.checked(list[_Place], spelt.get("sets") or one_set, "sets")
+    if said and len(given) > 1:
+        key = next(iter(said))
+        raise UserError(
+            f"{key} is said of one set, but the config has {len(given)}: give it in each set it is meant for"
+        )
+    spelt["sets"] = [{**one, **said, "path": str(Path(place) / one["path"])} for one in given]
     return spelt
 
 
@@ -152,9 +165,13 @@ def check(config: PretrainConfig) -> None:
         "teacher.scale": config.teacher.scale,
         "masking.cell": config.masking.cell,
         **{f"sets[{i}].share": one.share for i, one in enumerate(config.sets)},
+        **{f"sets[{i}].side": one.side for i, one in enumerate(config.sets)},
+        **{f"size_shares[{i}]": share for i, share in enumerate(config.size_shares or ())},
         **{f"sizes[{i}]": size for i, size in enumerate(config.sizes)},
     }
     configs.check_positive(positive)
+    check_changes(config.changes)
+    _check_weights(config)
     if not config.sets:
         raise UserError("nothing to learn from: give data=FOLDER, or a config with sets")
     if not config.sizes:
@@ -167,3 +184,13 @@ def check(config: PretrainConfig) -> None:
         raise UserError(f"ema must be at least 0 and below 1, not {config.ema}")
     if not 0 < config.masking.hidden < 1:
         raise UserError(f"masking.hidden must be between 0 and 1, not {config.masking.hidden}")
+
+
+def _check_weights(config: PretrainConfig) -> None:
+    weights = {"teacher.weight": config.teacher.weight, "masking.weight": config.masking.weight}
+    weights |= {f"sets[{i}].weight": one.weight for i, one in enumerate(config.sets)}
+    configs.check_between(weights, 0, math.inf)
+    configs.check_between({"smoothing": config.smoothing}, 0, 1)
+    for i, one in enumerate(config.sets):
+        if one.area is not None:
+            configs.check_range(f"sets[{i}].area", one.area, 1)

@@ -7,6 +7,8 @@ It takes (B, 3, H, W), normalised by ImageNet's mean and standard deviation, and
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,8 +17,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from crispseg.errors import UserError
+from crispseg.memory import is_shortage
 from crispseg.models.libraries import import_timm
 from crispseg.pretrain.config import TeacherConfig
+from crispseg.reading import reason
 
 # ImageNet's, in 8 bits: what teachers expect, and near enough to any imagery's
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
@@ -27,6 +31,7 @@ class Teacher:
 
     def __init__(self, config: TeacherConfig, device: torch.device) -> None:
         assert config.build is not None
+        self.word = config.build
         module = build_module(config.build).eval().to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.module: nn.Module = module.requires_grad_(False)
         self.scale = config.scale
@@ -37,28 +42,54 @@ class Teacher:
         if side != images.shape[-1]:
             images = functional.interpolate(images, size=(side, side), mode="bilinear", align_corners=False)
         told = self.module(images.contiguous(memory_format=torch.channels_last))
-        return [told] if isinstance(told, Tensor) else list(told)
+        if isinstance(told, Tensor):
+            return [told]
+        return list(told) if isinstance(told, list | tuple) else [told]
 
     def shapes(self, size: int, device: torch.device) -> list[tuple[int, ...]]:
-        """Of its outputs for one picture of this size."""
-        return [tuple(x.shape[1:]) for x in self(torch.zeros(1, 3, size, size, device=device))]
+        """Of its outputs for one picture of this size; a teacher that cannot teach is refused here, before a run."""
+        try:
+            told: list[Any] = self(torch.zeros(1, 3, size, size, device=device))
+        except Exception as error:  # whatever somebody's module raises
+            if is_shortage(error):
+                raise
+            raise UserError(f"the teacher {self.word} fails on a picture of {size} px: {_said(error)}") from error
+        for x in told or [None]:
+            if not isinstance(x, Tensor) or x.ndim not in (2, 4):
+                what = f"a tensor of shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
+                raise UserError(
+                    f"the teacher {self.word} returns {what}; it must return a tensor or a list of them: vectors "
+                    "(B, D) or maps (B, D, h, w)"
+                )
+        return [tuple(x.shape[1:]) for x in told]
 
 
 def build_module(word: str) -> nn.Module:
-    """What `package.module:function` returns."""
+    """What `package.module:function` returns; a module in the working directory is found, too."""
     place, _, name = word.partition(":")
     if not name:
         raise UserError(f"teacher.build must be package.module:function, not {word!r}")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # last, so that no file there takes the place of an installed module
     try:
         function: Any = getattr(importlib.import_module(place), name)
-    except (ImportError, AttributeError) as error:
-        raise UserError(f"there is no teacher {word}: {error}") from error
+    except Exception as error:  # whatever somebody's module raises
+        raise UserError(f"there is no teacher {word}: {_said(error)}") from error
     if not callable(function):
         raise UserError(f"the teacher {word} is no function or class")
-    module = function()
+    try:
+        module = function()
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"the teacher {word} cannot be made: {_said(error)}") from error
     if not isinstance(module, nn.Module):
         raise UserError(f"the teacher {word} returns a {type(module).__name__}, not a torch module")
     return module
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {reason(error)}"
 
 
 def teaching_loss(predicted: Sequence[Tensor], told: Sequence[Tensor]) -> Tensor:

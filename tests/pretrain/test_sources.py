@@ -6,7 +6,8 @@ from PIL import Image
 
 from crispseg.errors import UserError
 from crispseg.pretrain.pictures import Order, Pictures, fitted
-from crispseg.pretrain.sources import open_source, three_bands
+from crispseg.pretrain.sources import open_source
+from crispseg.pretrain.squares import three_bands
 from tests.pretrain import toys
 
 
@@ -60,11 +61,22 @@ def test_unlabelled_images_are_cut_into_squares(tmp_path):
         open_source(tmp_path, False, 128)
 
 
+def test_a_folder_for_segmentation_is_no_set_of_two_classes(tmp_path):
+    for kind in ("images", "masks"):
+        (tmp_path / kind).mkdir()
+        for number in range(3):
+            Image.fromarray(toys.picture(0, number)).save(tmp_path / kind / f"{number}.png")
+    with pytest.raises(UserError, match=r"is a folder for segmentation, .* say labels=false \(in a config"):
+        open_source(tmp_path, True, 32)
+    windows, _ = open_source(tmp_path, False, 32)
+    assert {path.parent.name for path in windows.files} == {"images"} and len(windows) == 3
+
+
 def test_deep_and_single_bands_become_three_of_eight_bits():
     deep = np.random.default_rng(0).integers(0, 10_000, (20, 20, 5)).astype(np.uint16)
-    made = three_bands(deep, "x.tif")
+    made = three_bands(deep)
     assert made.shape == (20, 20, 3) and made.dtype == np.uint8 and made.min() == 0 and made.max() == 255
-    grey = three_bands(np.full((4, 4, 1), 7, np.uint8), "x.png")
+    grey = three_bands(np.full((4, 4, 1), 7, np.uint8))
     assert grey.shape == (4, 4, 3) and (grey == 7).all()
 
 
@@ -77,7 +89,7 @@ def test_broken_sets_get_one_sentence(tmp_path):
     with pytest.raises(UserError, match=r"holds no \.png"):
         open_source(tmp_path / "empty", False, 32)
     toys.class_folders(tmp_path / "one", classes=1)
-    with pytest.raises(UserError, match="one class, kind0"):
+    with pytest.raises(UserError, match=r"one class, kind0; .* say labels=false \("):
         open_source(tmp_path / "one", True, 32)
     root = toys.shards(tmp_path / "shards")
     data = (root / "train_1.npz").read_bytes()

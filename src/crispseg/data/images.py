@@ -69,6 +69,18 @@ def read_header(source: Path | bytes, name: str | None = None) -> Header:
         return _picture_header(picture)
 
 
+def read_nodata(path: Path) -> float | None:
+    """The value that a tif says stands for no data, if it says so."""
+    if _start(path, str(path))[:4] not in _TIFF:
+        return None
+    if _needs_rasterio(path, str(path)):
+        with _rasterio(path, str(path)) as file:
+            return None if file.nodata is None else float(file.nodata)
+    with _explaining(str(path)), _pillow(path, str(path)) as picture, contextlib.suppress(ValueError):
+        return float(str(picture.tag_v2.get(_NODATA, "none")).strip(" \0"))
+    return None
+
+
 def _raster_header(file: Any) -> Header:
     if file.count > _MOST_BANDS:
         raise UserError(f"{file.name} has {file.count} bands; {_MOST_BANDS} at most are read")
@@ -197,7 +209,8 @@ _JPG = b"\xff\xd8\xff"
 _PNG = b"\x89PNG\r\n\x1a\n"
 _PLAIN_TIFS = {("1", 1), ("L", 1), ("P", 1), ("I;16", 1), ("F", 1), ("RGB", 3), ("RGBX", 4), ("RGBA", 4)}
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-_SAMPLES, _STRIPS, _STRIP_BYTES, _TILES, _TILE_BYTES = 277, 273, 279, 324, 325  # numbers of tif tags
+# numbers of tif tags; the last is GDAL's
+_SAMPLES, _STRIPS, _STRIP_BYTES, _TILES, _TILE_BYTES, _NODATA = 277, 273, 279, 324, 325, 42113
 
 
 def _start(source: Path | bytes, name: str, count: int = 26) -> bytes:

@@ -20,11 +20,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crispseg import memory
-from crispseg.data.images import SUFFIXES, Array, read_header, read_image
+from crispseg.data.images import SUFFIXES, Array, read_image
+from crispseg.data.manifest import FOLDERS
 from crispseg.errors import UserError
+from crispseg.pretrain.squares import Windows, band_note, three_bands
 from crispseg.reading import DAMAGE, LARGEST_CSV, read_text, reason, require_file
 
 _SUFFIXES = (*SUFFIXES, ".webp")
+_IMAGES = "images"  # beside masks: the layout of `crisp train`
+_UNLABELLED = "labels=false (in a config, labels: false of the set)"
 _HELD_BACK = 10  # one in so many pictures scores, where a folder has no val/
 
 
@@ -33,6 +37,7 @@ class Source(Protocol):
 
     classes: tuple[str, ...]
     labels: NDArray[np.int64]
+    notes: tuple[str, ...]  # what a user should know of how it is read
 
     @property
     def files(self) -> Sequence[Path]:
@@ -53,12 +58,13 @@ class Files:
     def __init__(self, files: Sequence[Path], labels: Sequence[int] = (), classes: tuple[str, ...] = ()) -> None:
         self.files, self.classes = list(files), classes
         self.labels = np.asarray(labels, np.int64)
+        self.notes = tuple(filter(None, (band_note(path) for path in self.files[:1])))  # of millions, one is asked
 
     def __len__(self) -> int:
         return len(self.files)
 
     def read(self, index: int) -> Array:
-        return three_bands(read_image(self.files[index]), self.name(index))
+        return three_bands(read_image(self.files[index]))
 
     def name(self, index: int) -> str:
         return str(self.files[index])
@@ -69,6 +75,8 @@ class Shards:
 
     Without names for the classes the labels are left alone.
     """
+
+    notes: tuple[str, ...] = ()
 
     def __init__(self, files: Sequence[Path], classes: tuple[str, ...] | None = None) -> None:
         self.classes = classes or ()
@@ -94,36 +102,11 @@ class Shards:
 
     def read(self, index: int) -> Array:
         shard, start, end = self._places[index]
-        return three_bands(read_image(self._data[shard][start:end].tobytes(), self.name(index)), self.name(index))
+        return three_bands(read_image(self._data[shard][start:end].tobytes(), self.name(index)))
 
     def name(self, index: int) -> str:
         shard, start, _ = self._places[index]
         return f"{self.files[shard]} at byte {start}"
-
-
-class Windows:
-    """Squares of `side` pixels cut from images of any size, side by side."""
-
-    classes: tuple[str, ...] = ()
-
-    def __init__(self, files: Sequence[Path], side: int) -> None:
-        self.side, self.labels, self.files = side, np.empty(0, np.int64), files
-        self._places = [(path, top, left) for path in files for top, left in _squares(path, side)]
-        self._last: tuple[Path, Array] | None = None
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def read(self, index: int) -> Array:
-        path, top, left = self._places[index]
-        last = self._last  # neighbours come one after the other
-        if last is None or last[0] != path:
-            self._last = last = (path, three_bands(read_image(path), str(path)))
-        return last[1][top : top + self.side, left : left + self.side]
-
-    def name(self, index: int) -> str:
-        path, top, left = self._places[index]
-        return f"{path} at row {top}, column {left}"
 
 
 def open_source(root: Path, labelled: bool, side: int) -> tuple[Source, Source | None]:
@@ -137,15 +120,30 @@ def open_source(root: Path, labelled: bool, side: int) -> tuple[Source, Source |
         classes = _class_names(root)
         held_back = sorted(root.glob("val*.npz"))
         return Shards(shards, classes), Shards(held_back, classes) if held_back else None
+    for_segmentation = (root / _IMAGES).is_dir() and any((root / masks).is_dir() for masks in FOLDERS.values())
+    if labelled and for_segmentation:
+        raise UserError(
+            f"{root} is a folder for segmentation, with {_IMAGES}/ and masks/ instead of class folders: say "
+            f"{_UNLABELLED} to learn from the pictures in its {_IMAGES}/ alone"
+        )
     if labelled:
         return _class_folders(root)
+    return _pictures_alone(root / _IMAGES if for_segmentation else root, side), None
+
+
+def _pictures_alone(root: Path, side: int) -> Windows:
     files = sorted(path for path in root.rglob("*") if path.suffix.lower() in _SUFFIXES)
     if not files:
         raise UserError(f"{root} holds no {', '.join(_SUFFIXES)} file")
     windows = Windows(files, side)
+    if not windows.cut:
+        raise UserError(f"no image below {root} is as large as a square of {side} px; give a smaller side=PIXELS")
     if not len(windows):
-        raise UserError(f"no image below {root} is as large as a square of {side} px; give the set a smaller side")
-    return windows, None
+        raise UserError(
+            f"nothing to learn from below {root}: all {windows.cut} squares of {side} px are without data or "
+            "of one colour"
+        )
+    return windows
 
 
 def _class_folders(root: Path) -> tuple[Files, Files | None]:
@@ -155,7 +153,7 @@ def _class_folders(root: Path) -> tuple[Files, Files | None]:
     if len(classes) < 2:
         raise UserError(
             f"{root} has {'no class folder with pictures' if not classes else f'one class, {classes[0]}'}; labelled "
-            "sets are folders CLASS/PICTURE (or npz shards): for pictures without labels say labels: false"
+            f"sets are folders CLASS/PICTURE (or npz shards): for pictures without labels say {_UNLABELLED}"
         )
     numbers = {name: number for number, name in enumerate(classes)}
     if "val" in parts:
@@ -211,24 +209,3 @@ def _read_shard(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArr
     if len(labels) and labels.min() < 0:
         raise UserError(f"{path} is damaged: it has a label below 0")
     return data, offsets.astype(np.int64), labels
-
-
-def _squares(path: Path, side: int) -> list[tuple[int, int]]:
-    header = read_header(path)
-    return [
-        (top, left)
-        for top in range(0, header.height - side + 1, side)
-        for left in range(0, header.width - side + 1, side)
-    ]
-
-
-def three_bands(image: Array, name: str) -> NDArray[np.uint8]:
-    """The first three bands (a single one three times) in 8 bits; deeper ones are stretched from 2 to 98 percent."""
-    image = image[..., :3] if image.shape[-1] >= 3 else np.repeat(image[..., :1], 3, axis=-1)
-    if image.dtype == np.uint8:
-        return np.ascontiguousarray(image)
-    values = np.nan_to_num(image.astype(np.float32))
-    low, high = np.percentile(values, (2, 98), axis=(0, 1))
-    if not np.isfinite([low, high]).all():
-        raise UserError(f"{name} holds values that are no numbers")
-    return ((values - low) / np.maximum(high - low, 1e-6) * 255).clip(0, 255).astype(np.uint8)

@@ -51,6 +51,12 @@ def test_models(capsys):
     assert capsys.readouterr().out == "crisp_nano\n"
     assert main(["models", "crisp_n*"]) == 0
     assert "4.90" in capsys.readouterr().out
+    assert main(["models", "vssd_nano"]) == 0
+    assert capsys.readouterr().out.startswith("pretrained backbone")
+    assert main(["models", "vssd_nano", "--quick"]) == 0
+    assert capsys.readouterr().out == "vssd_nano\n"
+    assert main(["models", "vssd_micro"]) == 1
+    assert "a backbone without weights, for `crisp pretrain ... model=vssd_micro`" in capsys.readouterr().err
 
 
 def test_info_of_a_name_and_of_a_folder(capsys, tmp_path):

@@ -30,18 +30,28 @@ def run(args: argparse.Namespace) -> int:
 
     listed = _listed(args.pattern, args.classes)
     trained = [_trained(name) for name in fnmatch.filter(list_shipped(), args.pattern)]
-    if not listed and not trained:
-        raise UserError(f"no model matches {args.pattern!r}; `crisp models` lists all")
     backbones = [_backbone(name) for name in fnmatch.filter(list_backbones_with_weights(), args.pattern)]
+    if not listed and not trained and not backbones:
+        raise UserError(f"no model matches {args.pattern!r}; {_instead(args.pattern)}`crisp models` lists all")
     values = {"models": listed, "trained": trained, "backbones": backbones, "classes": args.classes}
     if args.quick:
-        shown: list[Any] = ["\n".join(row.name for row in listed)] if listed else []
+        names = [row.name for row in listed] or [row["name"] for row in [*trained, *backbones]]
+        shown: list[Any] = ["\n".join(names)]
     else:
         shown = [_models_table(listed)] if listed else []
         shown += [_trained_table(trained)] if trained else []
         shown += [_backbones_table(backbones)] if backbones else []
     Printer.of(args).result(values, *shown)
     return 0
+
+
+def _instead(pattern: str) -> str:
+    """Of a backbone that has no weights here."""
+    from crispseg.models.vssd import list_backbones
+
+    if pattern not in list_backbones():
+        return ""
+    return f"it is a backbone without weights, for `crisp pretrain ... model={pattern}`; "
 
 
 def _listed(pattern: str, classes: int) -> list[Listed]:

@@ -48,6 +48,11 @@ def test_card_and_info_come_back(folder):
         assert fact in card
 
 
+def test_a_loaded_model_says_what_it_was_loaded_from(folder):
+    assert crispseg.load(folder).origin == f"the model in {folder}"
+    assert crispseg.load("crisp_nano_aerial").origin == "the trained model crisp_nano_aerial"
+
+
 def change(folder, **values):
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | values))

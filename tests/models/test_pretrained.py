@@ -49,10 +49,59 @@ def test_pretrained_models_have_the_shipped_weights(shipped):
     backbone = crispseg.create_backbone("vssd_nano", in_channels=1, pretrained=True)
     weight = expected["patch_embed.conv1.conv.weight"]
     torch.testing.assert_close(backbone.patch_embed.conv1.conv.weight.data, weight.mean(1, keepdim=True) * 3)
-    with pytest.raises(
-        UserError, match="no pretrained backbone vssd_tiny comes with crispseg; did you mean 'vssd_nano'"
-    ):
+    assert backbone.origin.startswith("the pretrained backbone vssd_nano (trained on two photos; first convolution")
+    with pytest.raises(UserError, match="of the size of vssd_tiny comes with crispseg: there are vssd_nano$"):
         crispseg.create_backbone("vssd_tiny", pretrained=True)
+
+
+def test_a_backbone_is_meant_by_its_name_its_folder_or_its_run(shipped, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text("sets: [{path: photos}]\n")
+    with pytest.raises(UserError, match=r"the pretraining in .* is not finished: it has no backbone/ yet; go on with"):
+        pretrained.find_pretrained(run)
+    save_backbone(create_backbone("vssd_nano"), run / "backbone", "vssd_nano", INFO)
+    assert pretrained.find_pretrained(run) == pretrained.find_pretrained(run / "backbone") == run / "backbone"
+    assert pretrained.find_pretrained("vssd_nano") == tmp_path / "vssd_nano"
+    assert all(pretrained.is_pretrained(word) for word in (run, run / "backbone", "vssd_nano"))
+    with pytest.raises(UserError, match="no pretrained backbone vssd_nan.*did you mean 'vssd_nano'"):
+        pretrained.find_pretrained("vssd_nan")
+    with pytest.raises(UserError, match=r"crisp_nano_aerial holds no backbone: .* \(there are vssd_nano\)"):
+        pretrained.find_pretrained("crisp_nano_aerial")
+    for word in (run, str(run / "backbone")):
+        model = crispseg.create_model("crisp_nano", 3, pretrained=word)
+        assert model.origin.startswith(f"the backbone in {run / 'backbone'} (trained on two photos")
+        assert crispseg.create_backbone("vssd_nano", pretrained=word).origin == model.origin
+    assert create_backbone("vssd_nano").origin == "random weights"
+    assert load_backbone(run / "backbone").origin == f"the backbone in {run / 'backbone'}"
+
+
+def test_a_backbone_in_the_place_of_a_model_is_told_what_to_do(shipped, tmp_path):
+    run = tmp_path / "run"
+    save_backbone(create_backbone("vssd_nano"), run / "backbone", "vssd_nano", INFO)
+    (run / "config.yaml").write_text("sets: [{path: photos}]\n")
+    for word, said in (
+        ("vssd_nano", "vssd_nano is a pretrained backbone and no model"),
+        (run, "is a pretraining run, which leaves a backbone and no model"),
+        (run / "backbone", "holds a backbone and no model"),
+    ):
+        with pytest.raises(UserError, match=f"{said}; train a model from it with `crisp train FOLDER model.weights="):
+            crispseg.load(word)
+
+
+def test_what_nobody_named_is_taken_only_for_the_same_function(shipped):
+    """As `crisp train` does; in Python, where it was asked for, it is an error instead of random weights."""
+    for options in ({"fusion": "raw"}, {"dco": False}):
+        assert default_backbone("crisp_nano", options) == SCRATCH
+        with pytest.raises(UserError, match=r'another function than the pretrained .*pretrained="vssd_nano"'):
+            crispseg.create_model("crisp_nano", pretrained=True, **options)
+        with pytest.raises(UserError, match="another function than the pretrained vssd_nano"):
+            crispseg.create_backbone("vssd_nano", pretrained=True, **options)
+        model = crispseg.create_model("crisp_nano", pretrained="vssd_nano", **options)
+        assert "the pretrained backbone" in model.origin
+    assert crispseg.create_backbone("vssd_nano", pretrained=True, drop_path=0.3).origin != "random weights"
+    with pytest.raises(UserError, match="banet_restlite has no VSSD backbone"):
+        crispseg.create_model("banet_restlite", pretrained=True)
 
 
 @pytest.mark.parametrize(("storage", "bits"), [("full", 32), ("half", 16), ("int8", 8)])

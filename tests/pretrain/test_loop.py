@@ -59,7 +59,18 @@ def test_a_toy_set_is_learnt_by_heart(folders, tmp_path):
     assert is_backbone_folder(tmp_path / "run" / "backbone") and not backbone.training
     saved = read_backbone(tmp_path / "run" / "backbone")
     assert saved.options["width"] == 8 and saved.options["fusion"] == backbone.config.fusion
-    assert "stripes (" in saved.info.training_data
+    assert saved.info.training_data.startswith("stripes (")
+    card = (tmp_path / "run" / "backbone" / "README.md").read_text()
+    back = 42 - int(saved.info.training_data.split()[1].strip("("))
+    for fact in (
+        f"stripes ({42 - back} pictures of 32 px in 3 classes; {back} more kept back for scores)",
+        "Recipe: crisp pretrain, classes of stripes; 60 steps of 12 pictures of 32 px; AdamW lr 0.004",
+        "seed 0; started from random weights",
+        "Licence: that of the pictures it was trained on; fill in",
+        "`knn` by the nearest training pictures",
+        "## Limits",
+    ):
+        assert fact in card, fact
     average = torch.load(tmp_path / "run" / "last.pt", weights_only=True)["average"]["average"]
     torch.testing.assert_close(backbone.patch_embed.conv1.conv.weight, average[0], atol=0, rtol=0)
 
@@ -98,6 +109,49 @@ def test_stopped_and_resumed_it_ends_the_same(folders, shards, tmp_path, whole, 
     assert (out / "backbone" / "model.safetensors").read_bytes() == (
         whole / "backbone" / "model.safetensors"
     ).read_bytes()
+
+
+def test_the_last_line_shows_the_last_score(folders, tmp_path, capsys):
+    values = toys.settings(tmp_path / "run", {"path": str(folders), "side": 32}, schedule={"steps": 6})
+    scores = loop.pretrain(config_from(values)).values["scores"]
+    line = next(line for line in capsys.readouterr().err.splitlines() if line.startswith("step 6/6"))
+    assert f"k-NN {100 * scores['stripes/knn']:.2f}" in line
+
+
+def test_it_starts_from_an_earlier_run_and_says_so(folders, tmp_path, capsys, monkeypatch):
+    one = {"path": str(folders), "labels": False, "side": 32}
+    loop.pretrain(config_from(toys.settings(tmp_path / "first", one, schedule={"steps": 1})))
+    begun = load_backbone(tmp_path / "first" / "backbone").state_dict()
+    values = toys.settings(tmp_path / "second", one, schedule={"steps": 2}, optimizer={"lr": 1e-9}, ema=0.0)
+    values["model"] = {**values["model"], "weights": str(tmp_path / "first")}
+    monkeypatch.setattr(loop.Pretrainer, "_asked_to_stop", lambda self: self.done == 1)
+    loop.pretrain(config_from(values))
+    monkeypatch.undo()
+    assert f"starts from the backbone in {tmp_path / 'first' / 'backbone'} (trained on" in capsys.readouterr().err
+    shutil.rmtree(tmp_path / "first")  # the checkpoint has the weights
+    assert loop.resume(tmp_path / "second").finished
+    ended = load_backbone(tmp_path / "second" / "backbone").state_dict()
+    name = "layers.2.blocks.0.mlp.fc1.weight"
+    torch.testing.assert_close(ended[name], begun[name], rtol=0, atol=1e-6)
+    card = (tmp_path / "second" / "backbone" / "README.md").read_text()
+    assert "started from the backbone in" in card and "hidden pixels of stripes (60 % in squares of 16 px)" in card
+    assert "Nothing was scored" in card
+
+
+def test_a_start_by_a_wrong_name_is_refused(folders, tmp_path):
+    values = toys.settings(tmp_path / "run", {"path": str(folders), "side": 32}, schedule={"steps": 1})
+    values["model"] = {**values["model"], "weights": "vssd_nan"}
+    with pytest.raises(UserError, match="did you mean 'vssd_nano'"):
+        loop.pretrain(config_from(values))
+    values["model"]["weights"] = "none"
+    assert loop.pretrain(config_from(values), quiet=True).finished
+
+
+def test_a_training_run_is_not_resumed_as_a_pretraining(tmp_path):
+    (tmp_path / "config.yaml").write_text("data: {path: x}\n")
+    (tmp_path / "result.json").write_text("{}")
+    with pytest.raises(UserError, match="is no pretraining run; continue it with `crisp train --resume"):
+        loop.resume(tmp_path)
 
 
 def without_labels(folders, shards):

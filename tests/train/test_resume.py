@@ -166,6 +166,14 @@ def test_a_finished_run_is_not_run_again(whole):
 def test_what_resume_refuses(folder, tmp_path, whole, monkeypatch):
     with pytest.raises(UserError, match="holds no run to resume"):
         loop.resume(tmp_path)
+    pretraining = tmp_path / "pretraining"
+    pretraining.mkdir()
+    (pretraining / "config.yaml").write_text("sets: [{path: photos}]\n")
+    with pytest.raises(UserError, match="is a pretraining run; continue it with `crisp pretrain --resume"):
+        loop.resume(pretraining)
+    (pretraining / "result.json").write_text('{"scores": {}}')
+    with pytest.raises(UserError, match=r"is a pretraining run; it is finished, and `crisp train FOLDER"):
+        loop.resume(pretraining)
     monkeypatch.setattr(loop.Trainer, "asked_to_stop", lambda self: self.done == 2)
     out = tmp_path / "run"
     loop.train(config_from(tiny.settings(folder, out)))

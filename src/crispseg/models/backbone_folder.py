@@ -25,6 +25,12 @@ KIND, FORMAT = "backbone", 1
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 
 
+_SCORES = (
+    "Share of pictures kept back from the training whose class is found from pooled features: `knn` by the nearest "
+    "training pictures, `linear` by a linear map in closed form. Nothing else was trained."
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class BackboneInfo:
     """The card's facts. `mean` and `std` are what the pictures were normalised by, per band, in 8 bits."""
@@ -133,15 +139,8 @@ def load_backbone(folder: str | os.PathLike[str]) -> VSSD:
     saved = read_backbone(folder)
     _check_fit(backbone, saved, folder)
     backbone.load_state_dict(saved.weights)
+    backbone.origin = f"the backbone in {os.fspath(folder)}"
     return backbone.eval()
-
-
-def load_backbone_into(backbone: VSSD, folder: str | os.PathLike[str]) -> SavedBackbone:
-    """Take over the weights of a folder, which must be of the same backbone."""
-    saved = read_backbone(folder)
-    _check_fit(backbone, saved, folder)
-    backbone.load_state_dict(saved.weights)
-    return saved
 
 
 def _check_fit(backbone: torch.nn.Module, saved: SavedBackbone, folder: str | os.PathLike[str]) -> None:
@@ -168,7 +167,7 @@ def backbone_card(name: str, backbone: VSSD, info: BackboneInfo) -> str:
     }
     lines += [f"- {what}: {value}" for what, value in facts.items() if value]
     if info.scores:
-        lines += ["", "## Scores", "", "Of pooled features, nothing trained but a linear map in closed form:", ""]
+        lines += ["", "## Scores", "", _SCORES, ""]
         lines += [f"- {what}: {100 * value:.1f} %" for what, value in info.scores.items()]
     if info.notes:
         lines += ["", "## Limits", "", info.notes]

@@ -30,6 +30,7 @@ class ModelInfo:
     resolutions: tuple[float, float] | None = None  # the finest and coarsest it has seen, with changes of scale
     temperature: float = 1.0  # logits are divided by it before they become probabilities
     training_data: str = ""
+    started_from: str = ""  # what its training began with, in words
     licence: str = ""
     scores: dict[str, Any] = dataclasses.field(default_factory=dict)
     notes: str = ""
@@ -63,7 +64,7 @@ class SegmentationModel(nn.Module):
     info: ModelInfo
     matches_softly: bool = False  # whether its training output has `matches`
     training_only: tuple[str, ...] = ()  # parts that evaluation does without, such as auxiliary heads
-    origin: str = "random weights"  # what its weights started from, in words; not saved
+    origin: str = "random weights"  # what the weights in memory came from, in words; not saved
     loaded_as: str = ""  # the run, folder or file it was loaded from, by its name; not saved
 
     @property

@@ -14,10 +14,12 @@ from crispseg import __version__
 from crispseg import config as configs
 from crispseg.errors import UserError
 from crispseg.files import replacing, write_json, write_text
+from crispseg.models.backbone_folder import KIND as BACKBONE
 from crispseg.models.base import ModelInfo, SegmentationModel
 from crispseg.models.budget import Budget, Held, describing
+from crispseg.models.hub import is_hub
 from crispseg.models.registry import create_model
-from crispseg.models.shipped import find_folder, title_of
+from crispseg.models.shipped import find_folder, is_shipped, title_of
 from crispseg.models.weights import read_weight_names, read_weights
 from crispseg.reading import read_json
 
@@ -70,7 +72,7 @@ def load(
     _check_place(folder)
     if Path(folder).suffix.lower() == ONNX:
         return _load_onnx(folder, num_classes)
-    title, folder = title_of(folder), find_folder(folder)
+    word, title, folder = os.fspath(folder), title_of(folder), find_folder(folder)
     saved = _read_config(folder)
     _check_classes(saved["num_classes"], num_classes, folder)
     held = read_weight_names(folder / WEIGHTS)
@@ -78,6 +80,7 @@ def load(
     _check_fit(model, held, folder)
     model.info, model.loaded_as = saved["info"], title
     model.load_state_dict(read_weights(folder / WEIGHTS))
+    model.origin = f"the trained model {word}" if is_shipped(folder) or is_hub(word) else f"the model in {folder}"
     return model.to(device).eval()
 
 
@@ -105,6 +108,7 @@ def _load_onnx(path: str | os.PathLike[str], num_classes: int | None) -> Segment
     model = load_onnx(path)
     model.loaded_as = title_of(path)
     _check_classes(model.num_classes, num_classes, path)
+    model.origin = f"the file {os.fspath(path)}"
     return model
 
 
@@ -135,6 +139,7 @@ def model_card(model: SegmentationModel) -> str:
         "Resolution": _resolution(info),
         "Temperature": f"{info.temperature:.3g} (logits are divided by it)" if info.temperature != 1 else "",
         "Training data": info.training_data,
+        "Training started from": info.started_from,
         "Licence": info.licence,
     }
     lines += [f"- {what}: {value}" for what, value in facts.items() if value]
@@ -179,6 +184,11 @@ def _read_config(folder: Path) -> SavedModel:
     if not path.is_file():
         raise UserError(f"{folder} is not a model folder: it has no {CONFIG}")
     values = read_json(path)
+    if isinstance(values, dict) and values.get("kind") == BACKBONE:
+        raise UserError(
+            f"{folder} holds a backbone and no model; train a model from it with "
+            f"`crisp train FOLDER model.weights={folder}`"
+        )
     _refuse_newer(values, folder)
     try:
         saved: SavedModel = configs.checked(SavedModel, values, "it")

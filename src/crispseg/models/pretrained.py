@@ -1,4 +1,7 @@
-"""Starting a model from a pretrained backbone: one that comes with crispseg, or the folder of `crisp pretrain`.
+"""Starting a model from a pretrained backbone: one that comes with crispseg, or what `crisp pretrain` left.
+
+A backbone that is asked for by name or folder is taken wherever its weights fit. One that nobody named (`crisp train`
+without model.weights, `pretrained=True`) is taken only where it computes the same function: see `matching_backbone`.
 
 Backbones see red, green and blue. For other bands the first convolution is adapted: a band of one of these names takes
 that band's weights, any other the mean of the three, and all are scaled by three over the number of bands.
@@ -21,7 +24,7 @@ from crispseg.models.backbone_folder import (
     read_backbone,
     whole_settings,
 )
-from crispseg.models.vssd import VSSD, VSSDConfig, backbone_config
+from crispseg.models.vssd import VSSD, VSSDConfig, backbone_config, variant_of
 from crispseg.models.whole_options import whole_options
 
 PICTURE_BANDS = ("red", "green", "blue")
@@ -31,19 +34,39 @@ _NOT_OF_THE_FUNCTION = ("drop_path", "checkpointing")
 
 
 def is_pretrained(word: str | os.PathLike[str]) -> bool:
-    """Whether a word means a pretrained backbone: the name of one that comes along, or its folder."""
-    return os.fspath(word) in shipped.list_backbones_with_weights() or is_backbone_folder(word)
+    """Whether a word means a pretrained backbone: the name of one that comes along, its folder, or the run that made
+    it."""
+    by_name = os.fspath(word) in shipped.list_backbones_with_weights()
+    return by_name or is_backbone_folder(word) or shipped.is_pretraining(word)
 
 
 def find_pretrained(word: str | os.PathLike[str]) -> Path:
-    """The folder of a pretrained backbone; what lies at the path wins."""
-    if is_backbone_folder(word):
-        return Path(word)
-    name, known = os.fspath(word), shipped.list_backbones_with_weights()
+    """The folder of a pretrained backbone, by its path, its run or its name; what lies at the path wins."""
+    path, name, known = Path(word), os.fspath(word), shipped.list_backbones_with_weights()
+    if is_backbone_folder(path):
+        return path
+    if shipped.is_pretraining(path):
+        return _backbone_of_run(path)
     if name in known:
         return shipped.BACKBONES / name
-    hint = nearest(name, known) or (f"; there are {', '.join(known)}" if known else "")
-    raise UserError(f"no pretrained backbone {name} comes with crispseg{hint}")
+    if shipped.is_saved(name):
+        raise UserError(f"{name} holds no backbone: give what `crisp pretrain` left, or a name ({_there(known)})")
+    hint = nearest(name, known) or f": {_there(known)}"
+    raise UserError(f"there is no pretrained backbone {name}, neither as a folder nor with crispseg{hint}")
+
+
+def _there(known: Sequence[str]) -> str:
+    return f"there are {', '.join(known)}" if known else "there are none"
+
+
+def _backbone_of_run(run: Path) -> Path:
+    folder = run / shipped.PRETRAINED
+    if not is_backbone_folder(folder):
+        raise UserError(
+            f"the pretraining in {run} is not finished: it has no {shipped.PRETRAINED}/ yet; go on with "
+            f"`crisp pretrain --resume {run}`"
+        )
+    return folder
 
 
 def matching_backbone(backbone: VSSD) -> str:
@@ -64,6 +87,27 @@ def matching_model(name: str, options: Mapping[str, Any]) -> str:
     return ""
 
 
+def start_as_asked(backbone: VSSD, pretrained: bool | str | os.PathLike[str], called: str) -> str:
+    """What `pretrained` of `create_model` and `create_backbone` means: True is the backbone that comes along and
+    computes the same function, anything else is a backbone's name or folder. `called` is for messages."""
+    word = _same_function(backbone, called) if isinstance(pretrained, bool) else pretrained
+    return start_backbone(backbone, word)
+
+
+def _same_function(backbone: VSSD, called: str) -> str:
+    found, known = matching_backbone(backbone), shipped.list_backbones_with_weights()
+    if found:
+        return found
+    near = variant_of(backbone.config)
+    if near not in known:
+        raise UserError(f"no pretrained backbone of the size of {called} comes with crispseg: {_there(known)}")
+    other = _other_function(backbone, read_backbone(shipped.BACKBONES / near))
+    raise UserError(
+        f"{called} with these options is another function than the pretrained {near}: {other}; leave out pretrained "
+        f'for random weights, or give pretrained="{near}" to start from its weights all the same'
+    )
+
+
 def start_backbone(backbone: VSSD, word: str | os.PathLike[str], bands: Sequence[str] = ()) -> str:
     """Give a backbone pretrained weights; says in a sentence what it started from and what had to be adapted."""
     folder = find_pretrained(word)
@@ -75,7 +119,9 @@ def start_backbone(backbone: VSSD, word: str | os.PathLike[str], bands: Sequence
     own = f"the pretrained backbone {saved.name}" if folder.parent == shipped.BACKBONES else f"the backbone in {folder}"
     facts = [f"trained on {saved.info.training_data}" if saved.info.training_data else "", adapted]
     facts += [f"{len(fresh)} gates fresh" if fresh else "", _other_function(backbone, saved)]
-    return f"{own} ({'; '.join(fact for fact in facts if fact)})"
+    said = "; ".join(fact for fact in facts if fact)
+    backbone.origin = f"{own} ({said})" if said else own
+    return backbone.origin
 
 
 def adapted_stem(weight: Tensor, bands: Sequence[str], count: int) -> Tensor:

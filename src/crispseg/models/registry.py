@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import importlib
 import importlib.util
+import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -57,7 +58,12 @@ def missing_requirement(entry: Entry) -> str:
 
 
 def create_model(
-    name: str, num_classes: int = 6, in_channels: int = 3, *, pretrained: bool = False, **options: Any
+    name: str,
+    num_classes: int = 6,
+    in_channels: int = 3,
+    *,
+    pretrained: bool | str | os.PathLike[str] = False,
+    **options: Any,
 ) -> SegmentationModel:
     """Build a model by its name, with fresh weights.
 
@@ -67,7 +73,8 @@ def create_model(
         name: One of `list_models()`.
         num_classes: How many classes it tells apart.
         in_channels: How many bands its images have.
-        pretrained: Start the backbone from the weights that come with crispseg, where there are some of its size.
+        pretrained: True starts the backbone from the weights that come with crispseg; an error where there are none of
+            the same function (another `fusion`, say). Else a backbone's name, its folder, or a run of `crisp pretrain`.
         options: What else the model can be told: for CRISP the fields of its backbone (`VSSDConfig`: `fusion`, `dco`,
             `last_stage` ...) and of its head (`OMPConfig`: `prototypes`, `neck`, `dim` ...).
 
@@ -90,15 +97,15 @@ def create_model(
     model.num_classes, model.in_channels = num_classes, in_channels
     model.info = ModelInfo()
     if pretrained:
-        _start_pretrained(model)
+        _start_pretrained(model, pretrained)
     return model
 
 
-def _start_pretrained(model: SegmentationModel) -> None:
-    from crispseg.models.pretrained import start_backbone
-    from crispseg.models.vssd import VSSD, variant_of
+def _start_pretrained(model: SegmentationModel, pretrained: bool | str | os.PathLike[str]) -> None:
+    from crispseg.models.pretrained import start_as_asked
+    from crispseg.models.vssd import VSSD
 
     backbone = getattr(model, "backbone", None)
     if not isinstance(backbone, VSSD):
-        raise UserError(f"no pretrained weights for {model.name} come with crispseg; there are some for crisp models")
-    model.origin = start_backbone(backbone, variant_of(backbone.config) or model.name)
+        raise UserError(f"{model.name} has no VSSD backbone, so it takes no pretrained weights; crisp models do")
+    model.origin = start_as_asked(backbone, pretrained, model.name)

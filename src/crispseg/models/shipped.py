@@ -9,8 +9,10 @@ from typing import Any
 
 from crispseg.errors import UserError, nearest
 from crispseg.models.hub import fetch, is_hub
+from crispseg.reading import read_yaml_file
 
 RUN_CONFIG, BEST = "config.yaml", "best"  # of a training run's folder
+PRETRAINED = "backbone"  # what a pretraining run's folder has instead of best/
 _FOLDER = Path(__file__).parents[1] / "shipped"
 BACKBONES = _FOLDER / "backbones"
 DEFAULT = "crisp_nano_aerial"  # of `crisp predict`, `crispseg.segment`, `crisp demo` and `crisp doctor --warm`
@@ -18,6 +20,11 @@ DEFAULT = "crisp_nano_aerial"  # of `crisp predict`, `crispseg.segment`, `crisp 
 
 def list_shipped() -> list[str]:
     return sorted(path.parent.name for path in _FOLDER.glob("*/config.json"))
+
+
+def is_shipped(folder: Path) -> bool:
+    """Whether a model folder is one that comes with the package."""
+    return folder.parent == _FOLDER
 
 
 def list_backbones_with_weights() -> list[str]:
@@ -41,6 +48,8 @@ def find_folder(word: str | os.PathLike[str]) -> Path:
     if is_hub(name):
         return fetch(name)
     if (path / RUN_CONFIG).is_file() and not (path / "config.json").is_file():
+        if is_pretraining(path):
+            raise UserError(f"{path} is a pretraining run, which leaves a backbone and no model; {_how_to_use(name)}")
         if not (path / BEST / "config.json").is_file():
             raise UserError(f"the run in {path} has no {BEST}/ yet: it comes with the first validation")
         return path / BEST
@@ -49,11 +58,26 @@ def find_folder(word: str | os.PathLike[str]) -> Path:
     shipped = list_shipped()
     if name in shipped:
         return _FOLDER / name
+    if name in list_backbones_with_weights():
+        raise UserError(f"{name} is a pretrained backbone and no model; {_how_to_use(name)}")
     hint = nearest(name, shipped)
     if not hint:
         hint = "; give one written by model.save or by `crisp train`"
         hint += f", or the name of one that comes with crispseg: {', '.join(shipped)}" if shipped else ""
     raise UserError(f"there is no model folder {name}{hint}")
+
+
+def _how_to_use(backbone: str) -> str:
+    return f"train a model from it with `crisp train FOLDER model.weights={backbone}`"
+
+
+def is_pretraining(run: str | os.PathLike[str]) -> bool:
+    """Whether a folder is a run of `crisp pretrain`, finished or not: its config has sets."""
+    try:
+        config = read_yaml_file(Path(run) / RUN_CONFIG)
+    except UserError:
+        return False
+    return isinstance(config, dict) and "sets" in config
 
 
 def run_of(folder: Path) -> Path | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -298,6 +299,8 @@ class Stage(nn.Module):
 class VSSD(nn.Module):
     """Image (B, bands, H, W) -> four feature maps at strides 4, 8, 16 and 32 (sizes rounded up)."""
 
+    origin: str = "random weights"  # what its weights came from, in words; not saved
+
     def __init__(self, config: VSSDConfig, in_channels: int = 3) -> None:
         super().__init__()
         self.config = config
@@ -344,7 +347,9 @@ def backbone_config(name: str, **options: Any) -> VSSDConfig:
     return configs.build(VSSDConfig, configs.to_dict(VARIANTS[name]) | options)
 
 
-def create_backbone(name: str, in_channels: int = 3, *, pretrained: bool = False, **options: Any) -> VSSD:
+def create_backbone(
+    name: str, in_channels: int = 3, *, pretrained: bool | str | os.PathLike[str] = False, **options: Any
+) -> VSSD:
     """Build a backbone by its name, with fresh weights.
 
         backbone = crispseg.create_backbone("vssd_tiny", fusion="raw", dco=False, last_stage="attention")
@@ -352,7 +357,8 @@ def create_backbone(name: str, in_channels: int = 3, *, pretrained: bool = False
     Args:
         name: One of `list_backbones()`.
         in_channels: How many bands its images have.
-        pretrained: Take the weights that come with crispseg instead, for any number of bands.
+        pretrained: True takes the weights that come with crispseg instead, for any number of bands; an error where
+            these are not of the same function. Else a backbone's name, its folder, or a run of `crisp pretrain`.
         options: Fields of `VSSDConfig`. Those above make the public VSSD, whose weights `load_vssd_checkpoint` reads.
 
     Returns:
@@ -360,9 +366,9 @@ def create_backbone(name: str, in_channels: int = 3, *, pretrained: bool = False
     """
     backbone = VSSD(backbone_config(name, **options), in_channels)
     if pretrained:
-        from crispseg.models.pretrained import start_backbone
+        from crispseg.models.pretrained import start_as_asked
 
-        start_backbone(backbone, name)
+        start_as_asked(backbone, pretrained, name)
     return backbone
 
 

@@ -18,16 +18,19 @@ from torch import Tensor
 from crispseg import config as configs
 from crispseg.errors import UserError
 from crispseg.files import write_json, write_text
-from crispseg.models.backbone_folder import BackboneInfo, load_backbone_into, save_backbone
-from crispseg.models.vssd import create_backbone
+from crispseg.models.backbone_folder import save_backbone
+from crispseg.models.pretrained import start_backbone
+from crispseg.models.shipped import PRETRAINED
+from crispseg.models.vssd import VSSD, create_backbone
 from crispseg.outputs import only_one
+from crispseg.pretrain.card import card_facts
 from crispseg.pretrain.config import MACHINE_KEYS, PretrainConfig, config_from
 from crispseg.pretrain.data_record import describe
 from crispseg.pretrain.feed import Feed, LearningSet, hold_pictures, open_sets, share_out
 from crispseg.pretrain.network import Pretraining
 from crispseg.pretrain.scores import score_features
 from crispseg.pretrain.step import PretrainStepper
-from crispseg.pretrain.teacher import MEAN, STD, Teacher
+from crispseg.pretrain.teacher import Teacher
 from crispseg.reading import read_json
 from crispseg.threads import available_cores
 from crispseg.train import run_folder
@@ -39,6 +42,7 @@ from crispseg.train.log import MetricsLog
 from crispseg.train.meter import Meter
 from crispseg.train.progress import Progress
 from crispseg.train.setup import choose_device, choose_precision
+from crispseg.train.start import SCRATCH
 from crispseg.train.step import autocast, use_fast_kernels
 from crispseg.train.watch import FiniteWatch, StopRequest
 
@@ -53,7 +57,7 @@ class Pretrained(Result):
 
     def __str__(self) -> str:
         lines = [f"{name}: {100 * value:.1f} %" for name, value in self.values["scores"].items()]
-        folder = self.out / "backbone"
+        folder = self.out / PRETRAINED
         return "\n".join([*lines, f"backbone: {folder}; use it with crisp train FOLDER model.weights={folder}"])
 
 
@@ -89,6 +93,8 @@ def resume(run: Path, words: Sequence[str] = (), *, quiet: bool = False) -> Pret
     path = run / run_folder.CONFIG
     if not path.exists():
         raise UserError(f"{run} holds no run to resume: it has no {run_folder.CONFIG}")
+    if "sets" not in configs.read_yaml(path):
+        raise UserError(f"{run} is no pretraining run; continue it with `crisp train --resume {run}`")
     if (run / run_folder.RESULT).exists():
         if not quiet:
             print(f"{run} is finished already", file=sys.stderr)
@@ -102,17 +108,15 @@ def resume(run: Path, words: Sequence[str] = (), *, quiet: bool = False) -> Pret
 
 
 def _go_on(run: Path, words: Sequence[str], quiet: bool) -> Pretrained:
-    values = configs.read_yaml(run / run_folder.CONFIG)
-    if "sets" not in values:
-        raise UserError(f"{run} is no pretraining run; continue it with `crisp train --resume {run}`")
-    config = config_from(values, words)
+    config = config_from(configs.read_yaml(run / run_folder.CONFIG), words)
     chosen = (config.schedule.steps, config.schedule.warmup, config.batch_size, config.score_every, config.precision)
     if None in chosen:
         raise UserError(f"{run / run_folder.CONFIG} is damaged: a run's config leaves nothing open")
     state = load_checkpoint(run / LAST, _State) if (run / LAST).exists() else None
     with join_processes(choose_device(config.device)) as processes, StopRequest().listening() as stop:
         sets = open_sets(config)
-        trainer = Pretrainer(config, sets, processes, stop)
+        # a checkpoint holds all weights: those the run once began with may be gone
+        trainer = Pretrainer(config, sets, processes, stop, begun=state is not None)
         if processes.first:
             remove_leftovers(run)
             check_data(run, describe(sets), ", ".join(one.config.path for one in sets))
@@ -158,7 +162,12 @@ class Pretrainer:
     meter: Meter
 
     def __init__(
-        self, config: PretrainConfig, sets: Sequence[LearningSet], processes: Processes, stop: StopRequest
+        self,
+        config: PretrainConfig,
+        sets: Sequence[LearningSet],
+        processes: Processes,
+        stop: StopRequest,
+        begun: bool = False,
     ) -> None:
         assert config.schedule.steps and config.batch_size and config.score_every, "complete the config first"
         self.config, self.sets, self.processes, self.stop = config, sets, processes, stop
@@ -169,7 +178,7 @@ class Pretrainer:
         teacher = Teacher(config.teacher, processes.device) if config.teacher.build else None
         self.hiding = [one.name for one in sets if not one.labelled and teacher is None]
         self.feed = Feed(sets, config, processes, self.hiding)
-        self.stepper = PretrainStepper(self._network(teacher), config, processes, teacher)
+        self.stepper = PretrainStepper(self._network(teacher, begun), config, processes, teacher)
         self.watch = FiniteWatch(processes)
         self.done, self.saved = 0, -1  # steps
         self.scores: dict[str, float] = {}
@@ -177,13 +186,15 @@ class Pretrainer:
         self.meter_state: dict[str, Any] = {"sums": {}, "steps": 0}
         self.started = time.monotonic()
 
-    def _network(self, teacher: Teacher | None) -> Pretraining:
+    def _network(self, teacher: Teacher | None, begun: bool) -> Pretraining:
         torch.manual_seed(self.config.seed)
         backbone = create_backbone(self.config.model.name, **self.config.model.options)
-        if self.config.model.weights:
-            load_backbone_into(backbone, self.config.model.weights)
-        size = self.config.sizes[-1]
-        taught = teacher.shapes(size, self.processes.device) if teacher is not None else []
+        weights = self.config.model.weights
+        if weights and weights != SCRATCH and not begun:
+            start_backbone(backbone, weights)
+        size, taught = self.config.sizes[-1], list[tuple[int, ...]]()
+        if teacher is not None:
+            taught = [teacher.shapes(side, self.processes.device) for side in self.config.sizes][-1]
         classes = {one.name: len(one.training.classes) for one in self.sets if one.labelled}
         return Pretraining(backbone, self.feed.parts, classes, taught, size, self.hiding)
 
@@ -194,6 +205,11 @@ class Pretrainer:
         self.stepper.load_state_dict(state)
         self.done = self.saved = state["step"]
         self.scores, self.seconds, self.meter_state = dict(state["scores"]), state["seconds"], state["meter"]
+        self.backbone.origin = state.get("started_from", self.config.model.weights or VSSD.origin)
+
+    @property
+    def backbone(self) -> VSSD:
+        return self.stepper.model.backbone
 
     def _pictures(self) -> dict[str, list[int]]:
         return {one.name: [len(one.training), len(one.training.classes)] for one in self.sets}
@@ -247,13 +263,14 @@ class Pretrainer:
         save_due = score_due or self.done % self.config.save_every == 0
         if log_due or save_due:
             self.watch.verify()
+        if score_due:  # before the record, whose line shows the score
+            with self.meter.pause():
+                self._score()
         if log_due:
             facts = {"lr": self.stepper.lr, "size": self.sizes[self.done - 1], "seconds": self._elapsed()}
             self.meter.record(self.done, facts)
-        with self.meter.pause():
-            if score_due:
-                self._score()
-            if save_due:
+        if save_due:
+            with self.meter.pause():
                 self._save()
 
     def _score(self) -> None:
@@ -288,6 +305,7 @@ class Pretrainer:
                 "scores": self.scores,
                 "seconds": self._elapsed(),
                 "pictures": self._pictures(),
+                "started_from": self.backbone.origin,
                 "config": configs.to_dict(self.config),
             }
             save_checkpoint(self.out / LAST, {**state, **self.stepper.state_dict()})
@@ -309,15 +327,9 @@ class Pretrainer:
             "scores": self.scores,
         }
         if self.processes.first:
-            info = BackboneInfo(
-                mean=MEAN,
-                std=STD,
-                training_data=", ".join(f"{one.name} ({len(one.training)} pictures)" for one in self.sets),
-                teacher=self.config.teacher.build or "",
-                scores=self.scores,
-            )
+            info = card_facts(self.config, self.sets, self.backbone.origin, self.scores)
             with self.stepper.final_weights():
-                save_backbone(self.stepper.model.backbone, self.out / "backbone", self.config.model.name, info)
+                save_backbone(self.backbone, self.out / PRETRAINED, self.config.model.name, info)
             write_json(self.out / run_folder.RESULT, values)
         self.processes.wait()
         return values
@@ -326,7 +338,7 @@ class Pretrainer:
         return round(self.seconds + time.monotonic() - self.started, 2)
 
     def _greeting(self) -> str:
-        size = sum(p.numel() for p in self.stepper.model.backbone.parameters()) / 1e6
+        size = sum(p.numel() for p in self.backbone.parameters()) / 1e6
         several = f" x {self.processes.count}" if self.processes.count > 1 else ""
         sets = "; ".join(
             f"{one.name}: {len(one.training)} pictures, "
@@ -338,18 +350,24 @@ class Pretrainer:
         return (
             f"{self.config.model.name} ({size:.2f} M parameters) on {self.processes.device}{several}, "
             f"{self.config.precision}; {self.steps} steps of {self.config.batch_size} pictures of {sides} px\n"
-            f"{sets}\nrun folder {self.out}"
+            f"starts from {self.backbone.origin}\n{sets}\n"
+            + "".join(f"{one.name}: {note}\n" for one in self.sets for note in one.training.source.notes)
+            + f"run folder {self.out}"
         )
 
 
-class _State(TypedDict):
-    """What a checkpoint holds; `PretrainStepper` knows more of its parts."""
-
+class _Always(TypedDict):
     step: int
     meter: Sums
     scores: dict[str, float]
     seconds: float
     pictures: dict[str, list[int]]
+
+
+class _State(_Always, total=False):
+    """What a checkpoint holds; `PretrainStepper` knows more of its parts."""
+
+    started_from: str
 
 
 class _Ended(TypedDict):

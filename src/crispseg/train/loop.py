@@ -12,6 +12,7 @@ from typing import Any
 from crispseg import config as configs
 from crispseg.data.folder import Folder
 from crispseg.errors import UserError
+from crispseg.models.shipped import is_pretraining
 from crispseg.outputs import only_one
 from crispseg.train import run_folder
 from crispseg.train.checkpoint import LAST, State, load_checkpoint, remove_leftovers
@@ -96,6 +97,7 @@ def resume(run: Path, words: Sequence[str] = (), trackers: Iterable[Tracker] = (
     path = run / run_folder.CONFIG
     if not path.exists():
         raise UserError(f"{run} holds no run to resume: it has no {run_folder.CONFIG}")
+    _refuse_pretraining(run)
     if (run / run_folder.RESULT).exists():
         values = run_folder.read_result(run)
         if not quiet:
@@ -109,6 +111,17 @@ def resume(run: Path, words: Sequence[str] = (), trackers: Iterable[Tracker] = (
             )
     with only_one(run, "training") if is_first() else contextlib.nullcontext():
         return _go_on(run, words, trackers, quiet)
+
+
+def _refuse_pretraining(run: Path) -> None:
+    if is_pretraining(run):
+        finished = (run / run_folder.RESULT).exists()
+        how = (
+            f"it is finished, and `crisp train FOLDER model.weights={run}` trains a model from its backbone"
+            if finished
+            else f"continue it with `crisp pretrain --resume {run}`"
+        )
+        raise UserError(f"{run} is a pretraining run; {how}")
 
 
 def _go_on(run: Path, words: Sequence[str], trackers: Iterable[Tracker], quiet: bool) -> Result:

@@ -264,14 +264,30 @@ def test_a_backbone_is_started_from_and_named(folder, tmp_path, capsys):
     for name, tensor in backbone.state_dict().items():
         assert torch.equal(model.backbone.state_dict()[name], tensor)
     assert loop.train(config_from(values)).finished
-    assert f"starts from the backbone in {tmp_path / 'backbone'} (trained on photos)" in capsys.readouterr().err
+    said = f"the backbone in {tmp_path / 'backbone'} (trained on photos)"
+    assert f"starts from {said}" in capsys.readouterr().err
+    card = (tmp_path / "run" / "best" / "README.md").read_text()
+    assert f"- Training started from: {said}" in card
     values = tiny.settings(folder, tmp_path / "scratch", schedule={"steps": 1}, val_every=1)
     assert loop.train(config_from(values)).finished
     assert "starts from random weights" in capsys.readouterr().err
     assert yaml.safe_load((tmp_path / "scratch" / "config.yaml").read_text())["model"]["weights"] == "none"
 
 
-def test_two_sets_train_together(folder, tmp_path):
+def test_a_resumed_run_knows_what_it_started_from(folder, tmp_path, monkeypatch):
+    backbone = create_backbone("vssd_nano", **{k: tiny.OPTIONS[k] for k in ("width", "depths", "heads", "state")})
+    save_backbone(backbone, tmp_path / "backbone", "vssd_nano", BackboneInfo(training_data="photos"))
+    values = tiny.settings(folder, tmp_path / "run", schedule={"steps": 2}, val_every=2)
+    values["model"]["weights"] = str(tmp_path / "backbone")
+    monkeypatch.setattr(loop.Trainer, "asked_to_stop", lambda self: self.done == 1)
+    loop.train(config_from(values))
+    monkeypatch.undo()
+    shutil.rmtree(tmp_path / "backbone")  # the checkpoint has the weights
+    assert loop.resume(tmp_path / "run").finished
+    assert "(trained on photos)" in crispseg.load(tmp_path / "run" / "best").info.started_from
+
+
+def test_two_sets_train_together(folder, tmp_path, capsys):
     """The second knows one class only: its background may be either of the first's."""
     other = tiny.make_folder(tmp_path / "other")
     (other / "classes.csv").write_text("name,id\nbackground,0\nsomething,1\n")
@@ -280,6 +296,8 @@ def test_two_sets_train_together(folder, tmp_path):
     values = tiny.settings(folder, tmp_path / "run", schedule={"steps": 4}, val_every=4)
     values["data"]["also"] = also
     assert loop.train(config_from(values)).finished
+    said = "4 training (and 4 of other along with them) and 1 validation images"
+    assert said in capsys.readouterr().err
     written = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert written["loss"]["groups"] == [[0, 1]] and written["data"]["also"][0]["path"] == str(other)
     card = crispseg.load(tmp_path / "run" / "best").info

@@ -27,9 +27,7 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
         aside.write_bytes(buffer.getbuffer())
 
 
-class State(TypedDict):
-    """What the checkpoint of a training run holds; `Stepper` knows more of its parts."""
-
+class _State(TypedDict):
     format: int
     model: dict[str, Any]
     optimizer: dict[str, Any]
@@ -41,6 +39,12 @@ class State(TypedDict):
     best: Best
     seconds: float
     meter: Sums
+
+
+class State(_State, total=False):
+    """What the checkpoint of a training run holds; `Stepper` knows more of its parts."""
+
+    started_from: str
 
 
 class _Best(TypedDict):

@@ -200,6 +200,7 @@ def build_model(config: TrainConfig, folder: Folder) -> SegmentationModel:
     )
     if config.model.weights and config.model.weights != SCRATCH:
         start_from(model, Path(config.model.weights), folder)
+    model.info = dataclasses.replace(model.info, started_from=model.origin)
     return model
 
 

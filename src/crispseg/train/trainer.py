@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import signal
 import time
@@ -15,6 +16,7 @@ from torch import Tensor
 from crispseg import config as configs
 from crispseg.data.dataset import SegmentationDataset
 from crispseg.data.folder import Folder
+from crispseg.data.joined import JoinedSet
 from crispseg.data.loader import make_loader
 from crispseg.data.shares import SplitShares
 from crispseg.errors import UserError
@@ -85,6 +87,8 @@ class Trainer:
         self.done = self.saved = state["step"]
         self.best, self.seconds = {**state["best"]}, state["seconds"]
         self.meter_state = {**state["meter"]}
+        model = self.stepper.model  # which was made anew, without the weights that the run once began with
+        model.info = dataclasses.replace(model.info, started_from=state.get("started_from", ""))
 
     def begin(self, out: Path, silent: bool = False) -> None:
         self.out, self.started = out, time.monotonic()
@@ -216,6 +220,7 @@ class Trainer:
                 "best": self.best,
                 "seconds": self._elapsed(),
                 "protocol": self.folder.protocol.hash,
+                "started_from": self.stepper.model.info.started_from,
                 "config": configs.to_dict(self.config),
             }
             save_checkpoint(self.out / name, {**state, **self.stepper.state_dict()})
@@ -256,13 +261,20 @@ class Trainer:
         several = f" x {processes.count}" if processes.count > 1 else ""
         return (
             f"{model.name} ({size:.2f} M parameters) on {processes.device}{several}, {self.config.precision}; "
-            f"{len(self.folder.records('train'))} training and {len(self.folder.records('val'))} validation images; "
+            f"{len(self.folder.records('train'))} training{self._along()} and {len(self.folder.records('val'))} "
+            f"validation images; "
             f"{self.steps} steps of {self.batch_size} crops of {self.config.crop} px\n"
             f"starts from {model.origin}\n"
             f"{self._score_line()}\n{self.shares}\n"
             + "".join(f"warning: {text}\n" for text in self.shares.warnings)
             + f"run folder {self.out}"
         )
+
+    def _along(self) -> str:
+        """The images of `data.also`."""
+        others = self.training.companions if isinstance(self.training, JoinedSet) else ()
+        counts = [f"{len(other.data.records)} of {other.data.folder.protocol.dataset}" for other in others]
+        return f" (and {', '.join(counts)} along with them)" if counts else ""
 
 
 def _part_size(batch_size: int, accumulate: int, processes: int) -> int:

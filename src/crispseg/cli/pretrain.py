@@ -2,12 +2,13 @@
 
   crisp pretrain tiny_imagenet data=data/tiny_imagenet model=vssd_nano       a config by name (crisp configs)
   crisp pretrain own_imagery data=my_geotiffs                                no labels needed
+  crisp pretrain data=my_folder labels=false model.weights=vssd_nano         what is said of the only set; a start
   crisp pretrain --resume runs/tiny_imagenet-vssd_nano-1                     after a kill, bit for bit on a CPU
   torchrun --nproc-per-node 8 -m crispseg.cli.main pretrain imagenet data=imagenet model=vssd_tiny
 
 `crisp configs pretraining` lists every key with its meaning.
 
-The run's folder backbone/ goes into `crisp train ... model.weights=RUN/backbone`.
+The run goes into `crisp train ... model.weights=RUN`, which means its folder backbone/.
 """
 
 from __future__ import annotations

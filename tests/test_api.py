@@ -1,5 +1,6 @@
 """The functions at the front door do what the commands do."""
 
+import dataclasses
 import inspect
 import pickle
 
@@ -110,6 +111,20 @@ def test_predict(run, folder, tmp_path):
         crispseg.predict([scene], tmp_path / "map.tif", run[0].weights)
     with pytest.raises(crispseg.UserError, match="shape the polygons"):
         crispseg.predict(scene, tmp_path / "b.tif", run[0].weights, simplify=1)
+
+
+def test_without_a_model_or_a_watcher_predict_says_what_it_does(run, folder, tmp_path, monkeypatch):
+    """The default model's name, and whatever else the command would say, as Python's warnings."""
+    mine = crispseg.load(run[0].weights)
+    mine.info = dataclasses.replace(mine.info, resolutions=(1.0, 2.0))
+    monkeypatch.setattr("crispseg.predict.default.load", lambda name: mine)
+    with pytest.warns(UserWarning) as told:
+        crispseg.predict(folder / "images" / "scene0.png", tmp_path / "map.tif", tile=32, pixel_size=0.5)
+    said = [str(warning.message) for warning in told]
+    assert said[0].startswith("no model given: using crisp_nano_aerial")
+    assert any("it is resampled to 1 m" in line for line in said)
+    with pytest.warns(UserWarning, match="the map will have none"):
+        crispseg.predict(folder / "images" / "scene0.png", tmp_path / "again.tif", mine, tile=32)
 
 
 @pytest.mark.parametrize("name", ["train", "evaluate", "predict", "export"])

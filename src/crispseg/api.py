@@ -146,7 +146,7 @@ def evaluate(
 def predict(
     scenes: StrPath | Sequence[StrPath],
     output: StrPath,
-    model: SegmentationModel | StrPath,
+    model: SegmentationModel | StrPath | None = None,
     *,
     bands: Sequence[int | str] = (),
     resolution: float | str | None = None,
@@ -185,7 +185,8 @@ def predict(
     Args:
         scenes: Rasters, VRTs, folders of rasters or STAC files: one or several; also `s3://`, `gs://`, `az://`, `https://`.
         output: A `.tif` for one scene, else a folder; also `s3://`, `gs://`, `az://`.
-        model: A model, the folder of a saved one or of a training run (its best weights), or a shipped model's name.
+        model: A model, the folder of a saved one or of a training run (its best weights), or a shipped model's name;
+            None: `crisp_nano_aerial`, with a warning that says what it was trained on.
         bands: The scene's bands for the model, by number from 1 or by name; empty: chosen by what the file says.
         resolution: Resample to so many metres per pixel, or `"model"` for the model's own, `"scene"` for the scene's;
             None: the scene's where the model has seen such pixels, else the nearest that it has.
@@ -212,7 +213,7 @@ def predict(
         asset: Which asset of STAC items to read.
         stac: Also write a STAC item beside each map; scenes from STAC files always get one.
         scratch: The folder in which outputs of object stores are made.
-        watcher: Is told how each scene comes along.
+        watcher: Is told how each scene comes along; None: what you must know comes as a Python warning.
 
     Returns:
         One result per scene that was mapped: its `files` and the ground that each class covers. A scene that fails does
@@ -223,8 +224,9 @@ def predict(
     from crispseg.geo.scenes import Reading
     from crispseg.predict.bands import Pace
     from crispseg.predict.batch import predict_scenes
+    from crispseg.predict.default import open_default
     from crispseg.predict.plan import check_tile
-    from crispseg.predict.scene import Request
+    from crispseg.predict.scene import Request, Warner
     from crispseg.predict.work import Settings
 
     check_tile(tile)
@@ -238,6 +240,10 @@ def predict(
         Pace(batch_size, workers),
         stac,
     )
+    watcher = watcher or Warner()
+    if model is None:
+        model, told = open_default()
+        watcher.warn(told)
     paths = [os.fspath(scenes)] if isinstance(scenes, str | os.PathLike) else [os.fspath(scene) for scene in scenes]
     report = predict_scenes(
         paths,

@@ -189,6 +189,26 @@ def test_a_run_that_crashed_anywhere_goes_on_to_the_same_bytes(tmp_path):
             assert len(evaluated) == 25, "the finished bands were not made again"
 
 
+@pytest.mark.parametrize(
+    ("placed", "reading"),
+    [
+        ({"crs": "EPSG:3857", "transform": rasterio.Affine(1.9, 0, 2_770_000, 0, -1.9, 8_399_800)}, Reading((), 0.7)),
+        ({"crs": None, "transform": rasterio.Affine.identity()}, Reading((), 0.7, pixel_size=0.9)),
+    ],
+)
+def test_at_another_scale_it_goes_on_to_the_same_bytes(tmp_path, placed, reading):
+    scene, _ = smooth_scene(tmp_path / "scene.tif", **placed)
+    request = dataclasses.replace(FULL, reading=reading)
+    result = run(scene, tmp_path / "whole" / "map.tif", request)
+    assert result.unit == "m2" and " m resampled to 0." in result.read
+    with pytest.raises(Crash):
+        run(scene, tmp_path / "again" / "map.tif", request, watcher=CrashAfter(18))
+    heard = Heard()
+    assert run(scene, tmp_path / "again" / "map.tif", request, watcher=heard).classes == result.classes
+    assert "starts anew" not in heard.words
+    assert read_all(tmp_path / "again") == read_all(tmp_path / "whole")
+
+
 def test_a_run_killed_while_renaming_is_completed(tmp_path, monkeypatch):
     scene, _ = smooth_scene(tmp_path / "scene.tif")
     run(scene, tmp_path / "whole" / "map.tif", FULL)

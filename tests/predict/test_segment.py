@@ -1,4 +1,5 @@
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import crispseg
 from crispseg.errors import UserError
 from crispseg.models.base import ModelInfo
 from crispseg.predict import segment
+from tests.geo.rasters import UTM, write_raster
 from tests.predict.standins import StandIn
 
 
@@ -101,3 +103,96 @@ def test_mistakes_are_explained(image, tmp_path):
         segment(tmp_path / "none.tif", StandIn())
     with pytest.raises(UserError, match="device 'warp9' cannot be used"):
         segment(image, StandIn(), device="warp9")
+
+
+def blocks(height=128, width=192, side=32):
+    """Large even patches, whose classes survive resampling away from their edges."""
+    grey = np.random.default_rng(3).integers(0, 4, (height // side, width // side)) * 20
+    return np.stack([grey.repeat(side, axis=0).repeat(side, axis=1), *np.zeros((2, height, width))]).astype(np.uint8)
+
+
+def inner(classes, side=32, margin=4):
+    """The classes away from the edges of the patches."""
+    rows, cols = (np.arange(n) % side for n in classes.shape)
+    middle = [(x >= margin) & (x < side - margin) for x in (rows, cols)]
+    return classes[np.ix_(*middle)]
+
+
+class Sizes(StandIn):
+    """Remembers the size of what it is shown."""
+
+    def forward(self, x):
+        self.seen = tuple(x.shape[-2:])
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("resolutions", "seen"), [((1.0, 2.0), (64, 96)), ((0.1, 0.25), (256, 384)), ((0.1, 1.0), (128, 192))]
+)
+def test_a_georeferenced_file_is_shown_at_the_models_scale_and_the_map_fits_the_file(tmp_path, resolutions, seen):
+    path = write_raster(tmp_path / "a.tif", blocks(), **UTM)  # pixels of 0.5 m
+    model = Sizes().with_card(resolutions=resolutions)
+    expected = segment(path, model, resolution="scene", overlap=0) if seen == (128, 192) else None
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        classes = segment(path, model, overlap=0)
+    assert model.seen == seen and classes.shape == (128, 192)
+    np.testing.assert_array_equal(inner(classes), inner(nearest_class(np.moveaxis(blocks(), 0, 2))))
+    if expected is not None:
+        np.testing.assert_array_equal(classes, expected)
+    assert [str(w.message) for w in told if "it is resampled to" in str(w.message)] == [
+        str(w.message) for w in told[: seen != (128, 192)]
+    ]
+    assert all(w.filename == __file__ for w in told), "where the user called it"
+
+
+def test_scene_leaves_a_file_as_it_is(tmp_path):
+    path = write_raster(tmp_path / "a.tif", blocks(), **UTM)
+    model = Sizes().with_card(resolutions=(1.0, 2.0))
+    with pytest.warns(UserWarning, match="expect a poor map"):
+        segment(path, model, resolution="scene", overlap=0)
+    assert model.seen == (128, 192)
+
+
+def test_an_array_has_the_scale_that_its_user_says(tmp_path):
+    pixels = np.moveaxis(blocks(), 0, 2)
+    model = Sizes().with_card(resolutions=(1.0, 2.0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        segment(pixels, model, overlap=0)
+    assert model.seen == (128, 192), "nothing is known: as it is"
+    for image in (pixels, Image.fromarray(pixels)):
+        with pytest.warns(UserWarning, match="the image has pixels of 0.5 m .* resampled to 1 m"):
+            classes = segment(image, model, pixel_size=0.5, overlap=0)
+        assert model.seen == (64, 96) and classes.shape == (128, 192)
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    with pytest.warns(UserWarning, match="a.png has pixels of 0.5 m"):
+        np.testing.assert_array_equal(segment(tmp_path / "a.png", model, pixel_size=0.5, overlap=0), classes)
+    with pytest.raises(UserError, match="the image cannot be resampled: .*say it with --pixel-size"):
+        segment(pixels, model, resolution=1.0)
+    with pytest.raises(UserError, match="positive number of metres"):
+        segment(pixels, model, pixel_size=0)
+
+
+def test_as_one_image_at_another_scale(tmp_path):
+    path = write_raster(tmp_path / "a.tif", blocks(), **UTM)
+    model = crispseg.create_model("crisp_nano", num_classes=3)
+    model.info = ModelInfo(mean=(15.0,) * 3, std=(9.0,) * 3)
+    classes = segment(path, model, exact=True, resolution=1.0)
+    assert classes.shape == (128, 192) and classes.max() < 3
+
+
+def test_no_data_stays_where_it_is_at_another_scale(tmp_path):
+    pixels = blocks() + 1
+    pixels[:, 10:15, 30:37] = 0
+    path = write_raster(tmp_path / "a.tif", pixels, nodata=0, **UTM)
+    with pytest.warns(UserWarning, match="resampled to 0.25 m"):
+        classes = segment(path, StandIn().with_card(resolutions=(0.1, 0.25)))
+    np.testing.assert_array_equal(classes == 255, (pixels == 0).all(axis=0))
+
+
+def test_without_a_model_the_default_is_used_and_told(monkeypatch, image):
+    monkeypatch.setattr("crispseg.predict.default.load", lambda name: StandIn().with_card(training_data=f"{name}: x"))
+    with pytest.warns(UserWarning, match="no model given: using crisp_nano_aerial, trained on crisp_nano_aerial; "):
+        found = segment(image)
+    np.testing.assert_array_equal(found, nearest_class(image))

@@ -138,12 +138,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _open_model(word: str | None, out: Printer) -> SegmentationModel:
     from crispseg.models.folder import load
-    from crispseg.models.shipped import DEFAULT
+    from crispseg.predict.default import open_default
 
-    model = load(DEFAULT if word is None else word)
-    if word is None:
-        imagery = model.info.training_data.partition(":")[0]  # the splits by their hashes are in the card
-        out.warn(f"no --model given: using {DEFAULT}, trained on {imagery}; expect less on other imagery")
+    if word is not None:
+        return load(word)
+    model, told = open_default()
+    out.warn(told)
     return model
 
 

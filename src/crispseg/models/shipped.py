@@ -15,7 +15,7 @@ RUN_CONFIG, BEST = "config.yaml", "best"  # of a training run's folder
 PRETRAINED = "backbone"  # what a pretraining run's folder has instead of best/
 _FOLDER = Path(__file__).parents[1] / "shipped"
 BACKBONES = _FOLDER / "backbones"
-DEFAULT = "crisp_nano_aerial"  # of `crisp predict`, `crispseg.segment`, `crisp demo` and `crisp doctor --warm`
+DEFAULT = "crisp_nano_aerial"  # of predict, segment, the demo and `crisp doctor --warm`
 
 
 def list_shipped() -> list[str]:

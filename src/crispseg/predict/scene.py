@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -83,6 +84,13 @@ class Watcher:
     def warn(self, what: str) -> None:
         """Something the user must know."""
         self.say(what)
+
+
+class Warner(Watcher):
+    """For callers who watch nothing: what they must know comes as Python's warnings."""
+
+    def warn(self, what: str) -> None:
+        warnings.warn(what, stacklevel=2)
 
 
 def predict_scene(

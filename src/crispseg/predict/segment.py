@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import importlib
 import os
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from crispseg.errors import UserError
+from crispseg.geo.grid import Grid
+from crispseg.geo.scale import at_scale, check_scale, state_size
 from crispseg.models.base import SegmentationModel
 from crispseg.models.folder import load
 from crispseg.predict.bands import Pace
+from crispseg.predict.default import open_default
 from crispseg.predict.engines import find_engine
 from crispseg.predict.evaluate import check_card
 from crispseg.predict.plan import check_tile, make_plan
 from crispseg.predict.work import Settings, Work
 from crispseg.raster import values
 from crispseg.raster.products import Products
+from crispseg.raster.resample import ResampledSource, classes_over
 from crispseg.raster.source import ArraySource, Source
 from crispseg.reading import DAMAGE, reason
 
@@ -31,8 +37,10 @@ if TYPE_CHECKING:
 
 def segment(
     image: NDArray[Any] | Image.Image | str | os.PathLike[str],
-    model: SegmentationModel | str | os.PathLike[str],
+    model: SegmentationModel | str | os.PathLike[str] | None = None,
     *,
+    resolution: float | str | None = None,
+    pixel_size: float | None = None,
     tile: int = 1024,
     overlap: int | None = None,
     tta: str = "none",
@@ -45,16 +53,23 @@ def segment(
 ) -> NDArray[np.uint8]:
     """The (H, W) class ids of an image, 255 where it has no data.
 
-        classes = crispseg.segment("city.tif", "crisp_nano_aerial")
+        classes = crispseg.segment("city.tif")
+        classes = crispseg.segment(array, "runs/mine", pixel_size=0.3)
 
-    Scenes whose map is too large for memory are for `crispseg.predict`.
+    An image whose pixels are of a size that the model has not seen is shown to it at the nearest size that it has, with
+    a Python warning; the class ids are brought back to the image's own pixels, so they always fit it. That needs a
+    georeferenced file or `pixel_size`: other images are shown as they are. Scenes whose map is too large for memory
+    are for `crispseg.predict`.
 
     Args:
         image: A file, a PIL image, or an array (H, W, bands) or (H, W) of raw pixel values. A masked array's masked
             pixels, NaN and transparent pixels are no data. A file is read with rasterio where that is installed (any
             raster, window by window) and with Pillow elsewhere.
         model: A model, used on the device it is on, or the folder or name of a saved one, used on an accelerator if
-            there is one.
+            there is one; None: `crisp_nano_aerial`, with a warning that says what it was trained on.
+        resolution: Show the image with so many metres per pixel, `"model"`: with the model's own, `"scene"`: as it is;
+            None: as it is where the model has seen such pixels, else with the nearest that it has.
+        pixel_size: What a pixel measures in metres, where the image does not tell it.
         tile: Side of a tile in pixels.
         overlap: Least overlap of tiles in pixels; None: a quarter of a tile.
         tta: Averaging over views of the image: `none`, `flip` (4 views) or `d4` (8).
@@ -66,13 +81,19 @@ def segment(
         any_values: Take pixels that cannot be of the kind the model was trained on (16 bit for an 8-bit model), which
             are refused otherwise.
     """
+    check_scale(resolution, pixel_size)
     if isinstance(model, SegmentationModel):
         device = device or _device_of(model)
-    else:
+    elif model is not None:
         model = load(model)
+    else:
+        model, told = open_default()
+        warnings.warn(told, stacklevel=2)
     check_card(model)
     check_tile(tile)
-    source = _source(image, model, any_values)
+    source, remarks = _source(image, model, _Shown(resolution, pixel_size, any_values))
+    for remark in remarks:
+        warnings.warn(remark, stacklevel=2)
     plan = make_plan(source.height, source.width, tile, overlap)
     settings = Settings(tile, overlap, tta, precision, device, exact)
     was_training = model.training
@@ -82,10 +103,18 @@ def segment(
         engine = find_engine("exact" if exact else "local")
         for band in engine.bands(work, [range(plan.strips)], lambda: None):
             classes[band.top : band.top + len(band.classes)] = band.classes
+        return classes_over(source.source, classes) if isinstance(source, ResampledSource) else classes
     finally:
         source.close()
         model.train(was_training)
-    return classes
+
+
+class _Shown(NamedTuple):
+    """How the model is shown the image."""
+
+    resolution: float | str | None
+    pixel_size: float | None
+    any_values: bool
 
 
 def _device_of(model: SegmentationModel) -> str:
@@ -93,22 +122,32 @@ def _device_of(model: SegmentationModel) -> str:
     return "cpu" if parameter is None else str(parameter.device)
 
 
-def _source(image: Any, model: SegmentationModel, any_values: bool) -> Source:
+def _source(image: Any, model: SegmentationModel, shown: _Shown) -> tuple[Source, Sequence[str]]:
+    """The image as the model sees it, and what the user should know."""
     if isinstance(image, str | os.PathLike):
-        return _file_source(os.fspath(image), model, any_values)
+        return _file_source(os.fspath(image), model, shown)
     if hasattr(image, "convert") and hasattr(image, "getbands"):
-        return _picture_source(image, model)
+        return _at_scale("the image", _picture_source(image, model), model, shown)
     if not isinstance(image, np.ndarray):
         raise UserError(f"an image must be an array, a PIL image or a path, not {type(image).__name__}")
     source = ArraySource(np.ma.getdata(image), model.info.mean, _present(image))
-    if not any_values and values.may_differ(model.info, image.dtype):
+    if not shown.any_values and values.may_differ(model.info, image.dtype):
         windows = values.some_windows(source.height, source.width)
         pixels = [source.read(window) for window in windows]
         sample = np.concatenate([each.values[:, each.present] for each in pixels], axis=1)
         reason = values.unfit(model.info, image.dtype, sample)
         if reason:
             raise values.refusal("the image", reason)
-    return source
+    return _at_scale("the image", source, model, shown)
+
+
+def _at_scale(name: str, source: Source, model: SegmentationModel, shown: _Shown) -> tuple[Source, Sequence[str]]:
+    """An image without a reference system; one without pixels is left to the plan, which refuses it."""
+    if not source.height or not source.width:
+        return source, ()
+    grid, _ = state_size(name, Grid(source.height, source.width), shown.pixel_size)
+    scaled = at_scale(name, source, grid, model, shown.resolution)
+    return scaled.source, scaled.remarks
 
 
 def _present(image: NDArray[Any]) -> NDArray[np.bool_] | None:
@@ -118,7 +157,7 @@ def _present(image: NDArray[Any]) -> NDArray[np.bool_] | None:
     return has_data if image.ndim == 2 else np.logical_or.reduce(has_data, axis=2)
 
 
-def _file_source(path: str, model: SegmentationModel, any_values: bool) -> Source:
+def _file_source(path: str, model: SegmentationModel, shown: _Shown) -> tuple[Source, Sequence[str]]:
     try:
         importlib.import_module("rasterio")
     except ImportError:
@@ -128,12 +167,13 @@ def _file_source(path: str, model: SegmentationModel, any_values: bool) -> Sourc
             raise UserError(f"there is no file {path}") from None
         try:
             with Image.open(path, formats=_FORMATS) as picture:
-                return _picture_source(picture, model)
+                return _at_scale(path, _picture_source(picture, model), model, shown)
         except (*DAMAGE, Image.DecompressionBombError) as error:
             raise UserError(f"{path} cannot be read as an image: {reason(error)}") from error
     from crispseg.geo.scenes import Reading, open_scene
 
-    return open_scene(path, model, Reading(resolution="scene", any_values=any_values)).source
+    scene = open_scene(path, model, Reading(**shown._asdict()))
+    return scene.source, scene.about_image
 
 
 def _picture_source(picture: Image.Image, model: SegmentationModel) -> Source:

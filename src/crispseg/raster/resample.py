@@ -12,7 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from crispseg.raster.products import NODATA
 from crispseg.raster.source import Pixels, Source, Window
+
+_ROWS = 256  # of a class map that are made at a time
 
 
 class ResampledSource:
@@ -41,6 +44,27 @@ class ResampledSource:
 
     def close(self) -> None:
         self.source.close()
+
+
+def classes_over(source: Source, classes: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Class ids of a map of the same ground, at the size of `source`: of those around a pixel the one with the most
+    weight, by the filter that pixels are resampled with; no data exactly where `source` has none, or the map."""
+    height, width = source.height, source.width
+    left, col_filter = interpolation(0, width, width, classes.shape[1])
+    columns = slice(left, left + col_filter.shape[1])
+    fitted = np.full((height, width), NODATA, np.uint8)
+    with source.reading(_ROWS):
+        for top in range(0, height, _ROWS):
+            here = fitted[top : top + _ROWS]
+            first, row_filter = interpolation(top, len(here), height, classes.shape[0])
+            part = classes[first : first + row_filter.shape[1], columns]
+            most = np.zeros(here.shape, np.float32)
+            for class_id in np.flatnonzero(np.bincount(part.ravel(), minlength=NODATA)[:NODATA]):
+                weight = (col_filter @ (row_filter @ (part == class_id).astype(np.float32)).T).T
+                here[weight > most] = class_id
+                np.maximum(most, weight, out=most)
+            here[~source.read(Window(top, 0, len(here), width)).present] = NODATA
+    return fitted
 
 
 def interpolation(start: int, count: int, length: int, source_length: int) -> tuple[int, Any]:

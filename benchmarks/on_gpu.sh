@@ -57,10 +57,10 @@ run_tests() {
 run_kernels() {
   for i in $(seq 0 9); do  # a compiling thread each, as they share the cores
     OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 timeout -k 5 200 \
-      "$PYTHON" benchmarks/kernels.py --warm --share "$i/10" >"$OUT/kernels-$i.log" 2>&1 &
+      "$PYTHON" -m benchmarks.kernels --warm --share "$i/10" >"$OUT/kernels-$i.log" 2>&1 &
   done
   wait
-  "$PYTHON" benchmarks/kernels.py --out "$OUT/kernels.json"
+  "$PYTHON" -m benchmarks.kernels --out "$OUT/kernels.json"
 }
 run_profile() { "$PYTHON" benchmarks/profile_fused.py --model crisp_tiny --batch 1 16 --out "$OUT/profile_fused.md"; }
 run_bars() {

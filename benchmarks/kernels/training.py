@@ -1,4 +1,4 @@
-"""The pieces of a training step that `kernels.py` compares: operators of `crispseg.ops`, called as models call them.
+"""The pieces of a training step that are compared: operators of `crispseg.ops`, called as models call them.
 
 Weights are the network's own, drawn anew; the inputs are shaped as they come to this place, of an image of 512 px. All
 are exact in bfloat16. Where a model asks whether an operator takes its tensors, and computes the formula itself if not,
@@ -12,9 +12,9 @@ import functools
 from typing import Any
 
 import torch
-from kernel_network import Entry, Network, Place, Work  # beside this file
 from torch import Tensor, nn
 
+from benchmarks.kernels.network import Entry, Network, Place, Work
 from crispseg.layout import to_channels_first
 from crispseg.losses import cross_entropy
 from crispseg.ops import ncssd

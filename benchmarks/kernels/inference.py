@@ -1,4 +1,4 @@
-"""The pieces of an evaluation that `kernels.py` compares: operators of `crispseg.ops`, called as `crispseg.fused` calls
+"""The pieces of an evaluation that are compared: operators of `crispseg.ops`, called as `crispseg.fused` calls
 them."""
 
 from __future__ import annotations
@@ -6,9 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from kernel_network import Entry, Network, Place, Work  # beside this file
 from torch import Tensor, nn
 
+from benchmarks.kernels.network import Entry, Network, Place, Work
 from crispseg.ops.infer.block import MLP, conv_norm, conv_norm_mlp, conv_norm_project
 from crispseg.ops.infer.gated_mixer import gated_mixer
 from crispseg.ops.infer.matching import best_cosines

@@ -1,4 +1,4 @@
-"""CRISP's network as `kernels.py` takes parts of it, and what these parts could be given."""
+"""CRISP's network as cases take parts of it, and what these parts could be given."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""What is timed; each script says how it is called."""

@@ -1,0 +1,1 @@
+"""Our kernels beside torch.compile's code: `python -m benchmarks.kernels --help`."""

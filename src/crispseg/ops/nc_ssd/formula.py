@@ -14,10 +14,13 @@ tiles or machines: `accumulate` (keys and values -> State), `query_sums` (querie
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from crispseg.ops.common.precision import sum_dtype, without_autocast
 from crispseg.ops.dispatch import FLOATS, operator
@@ -121,7 +124,7 @@ def ncssd(
     # A compiler fuses the whole and must not see a loop whose length depends on the image's size.
     if torch.compiler.is_compiling() or b.shape[1] <= chunk:
         return _at_once(v, b, c, rho, d, gates, rule)
-    return _Chunked.apply(v, b, c, rho, d, *gates, rule, chunk)  # type: ignore[no-untyped-call]
+    return _by_chunks(v, b, c, rho, d, gates, rule, chunk)
 
 
 @operator("ncssd", dtypes=FLOATS)
@@ -136,6 +139,27 @@ def _at_once(v: Tensor, b: Tensor, c: Tensor, rho: Tensor, d: Tensor, gates: Gat
     queries = queries_of(c, state, rule)
     sums = sums_of(queries, state) if gates.use_mean else None
     return read_queries(v, queries, d, state, sums, gates, rule)
+
+
+def _by_chunks(v: Tensor, b: Tensor, c: Tensor, rho: Tensor, d: Tensor, gates: Gates, rule: Rule, chunk: int) -> Tensor:
+    """The three sums, chunk by chunk; the backward pass makes each chunk again, so only the inputs are kept."""
+    chunks = list(zip(*(x.split(chunk, dim=1) for x in (v, b, c, rho)), strict=True))
+    state = functools.reduce(add_states, (_not_kept(accumulate, v, b, rho, gates, rule) for v, b, _, rho in chunks))
+    sums = None
+    if gates.use_mean:
+        sums = functools.reduce(add_query_sums, (_not_kept(query_sums, c, state, rule) for _, _, c, _ in chunks))
+    read = (_not_kept(read_out, v, c, d, state, sums, gates, rule) for v, _, c, _ in chunks)
+    if torch.is_grad_enabled():
+        return torch.cat(list(read), dim=1)
+    out = torch.empty(v.shape, dtype=state.kv.dtype, device=v.device)  # as pieces and the whole would take twice that
+    for part, piece in zip(out.split(chunk, dim=1), read, strict=True):
+        part.copy_(piece)
+    return out
+
+
+def _not_kept(function: Callable[..., Any], *given: Any) -> Any:
+    """function(*given), of which autograd keeps nothing but what is given."""
+    return checkpoint(function, *given, use_reentrant=False, preserve_rng_state=False)
 
 
 def _add(x: Tensor | None, y: Tensor | None) -> Tensor | None:
@@ -186,76 +210,3 @@ def _per_channel(gate: Tensor | None, heads: int, width: int) -> Tensor:
     """A per-head gate, repeated over the head's channels: (H*P,)."""
     assert gate is not None
     return gate[:, None].expand(heads, width).reshape(-1)
-
-
-class _Chunked(torch.autograd.Function):
-    """The three sums, chunk by chunk; backward recomputes each chunk, so only the inputs are kept."""
-
-    @staticmethod
-    def forward(ctx: Any, v: Tensor, b: Tensor, c: Tensor, rho: Tensor, d: Tensor, *rest: Any) -> Tensor:
-        *gate_values, rule, chunk = rest
-        gates = Gates(*gate_values)
-        spans = [slice(i, i + chunk) for i in range(0, b.shape[1], chunk)]
-        state = accumulate(v[:, spans[0]], b[:, spans[0]], rho[:, spans[0]], gates, rule)
-        for span in spans[1:]:
-            state = add_states(state, accumulate(v[:, span], b[:, span], rho[:, span], gates, rule))
-        sums = None
-        if gates.use_mean:
-            sums = query_sums(c[:, spans[0]], state, rule)
-            for span in spans[1:]:
-                sums = add_query_sums(sums, query_sums(c[:, span], state, rule))
-        out = torch.empty(v.shape, dtype=state.kv.dtype, device=v.device)
-        for span in spans:
-            out[:, span] = read_out(v[:, span], c[:, span], d, state, sums, gates, rule)
-        ctx.rule, ctx.spans, ctx.tokens = rule, spans, state.tokens
-        ctx.save_for_backward(v, b, c, rho, d, *gates, *state[:4], *(sums or (None, None)))
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        v, b, c, rho, d, *others = ctx.saved_tensors
-        with torch.enable_grad():
-            d, *others = (_leaf(x) for x in (d, *others))
-            gates = Gates(*others[:4])
-            kv, k, residual, v_sum = others[4:8]
-            state = State(kv, k, residual, v_sum, ctx.tokens)
-            sums = None if others[8] is None else QuerySums(*others[8:])
-            whole = {"v": v, "b": b, "c": c, "rho": rho}
-            result = {name: torch.zeros_like(x) for name, x in whole.items()}
-
-            def pull_back(function: Any, names: str, targets: Any) -> None:
-                """Add the gradients of `function`, applied to each chunk of the named inputs."""
-                for span in ctx.spans:
-                    parts = {name: _leaf(whole[name][:, span]) for name in names.split()}
-                    outputs, gradients = zip(*targets(function(**parts), span), strict=True)
-                    torch.autograd.backward(outputs, gradients)
-                    for name, part in parts.items():
-                        if part.grad is not None:
-                            result[name][:, span] += part.grad
-
-            pull_back(
-                lambda v, c: read_out(v, c, d, state, sums, gates, ctx.rule),
-                "v c",
-                lambda out, span: [(out, grads[0][:, span])],
-            )
-            if sums is not None:
-                pull_back(
-                    lambda c: query_sums(c, state, ctx.rule),
-                    "c",
-                    lambda out, _: _with_grads(out, sums),
-                )
-            pull_back(
-                lambda v, b, rho: accumulate(v, b, rho, gates, ctx.rule),
-                "v b rho",
-                lambda out, _: _with_grads(out[:4], state[:4]),
-            )
-        return *result.values(), d.grad, *(None if g is None else g.grad for g in gates), None, None
-
-
-def _leaf(x: Tensor | None) -> Any:
-    return None if x is None else x.detach().requires_grad_()
-
-
-def _with_grads(outputs: Any, leaves: Any) -> list[tuple[Tensor, Tensor]]:
-    """Pairs of a recomputed sum and the gradient that its saved leaf collected."""
-    return [(o, x.grad) for o, x in zip(outputs, leaves, strict=True) if x is not None and x.grad is not None]

@@ -34,38 +34,11 @@ def as_multiplied(x, PRODUCT: tl.constexpr):
 
 @triton.jit
 def combine(
-    dstate_parts,
-    dshift_parts,
-    kv,
-    k,
-    q,
-    mu,
-    d,
-    omega,
-    s,
-    t,
-    state,
-    lift,
-    skip,
-    dsums,
-    dq_parts,
-    dlift_parts,
-    dmean_parts,
-    dshift,
-    dkeep,
-    damplify,
-    tokens,
-    splits,
-    N: tl.constexpr,
-    H: tl.constexpr,
-    P: tl.constexpr,
-    NP: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    NORMALIZED: tl.constexpr,
-    AMPLIFIED: tl.constexpr,
-    PRODUCT: tl.constexpr,
-    EARLY: tl.constexpr,
-):
+    dstate_parts, dshift_parts, kv, k, q, mu, d, omega, s, t, state, lift, skip, dsums, dq_parts, dlift_parts,
+    dmean_parts, dshift, dkeep, damplify, tokens, splits,
+    N: tl.constexpr, H: tl.constexpr, P: tl.constexpr, NP: tl.constexpr, COLUMNS: tl.constexpr,
+    NORMALIZED: tl.constexpr, AMPLIFIED: tl.constexpr, PRODUCT: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
     """Some columns of what the sweeps after this one read, and of what the gates get from one image. AMPLIFIED: the
     skip, as well."""
     after_the_kernel_before(EARLY)
@@ -123,28 +96,10 @@ def combine(
 
 @triton.jit
 def parameter_gradients(
-    dskip_parts,
-    dresidual_parts,
-    dkeep,
-    damplify,
-    omega,
-    t,
-    dd,
-    dresidual,
-    domega,
-    ds,
-    dt,
-    batches,
-    parts,
-    H: tl.constexpr,
-    P: tl.constexpr,
-    PP: tl.constexpr,
-    BATCHES: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    SOME: tl.constexpr,
-    EARLY: tl.constexpr,
-):
+    dskip_parts, dresidual_parts, dkeep, damplify, omega, t, dd, dresidual, domega, ds, dt, batches, parts,
+    H: tl.constexpr, P: tl.constexpr, PP: tl.constexpr, BATCHES: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, SOME: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
     """The first programs find a number each: what a head's skip gets, its residual gate, its omega; the others some
     columns of what s and t get, where images and heads are ROWS."""
     after_the_kernel_before(EARLY)

@@ -65,31 +65,11 @@ def state_block(base, rows, columns, stride, row_end, column_end, ALL: tl.conste
 
 @triton.jit
 def state_gradients(
-    grad,
-    c,
-    k,
-    q,
-    dstate_parts,
-    dshift_parts,
-    tokens,
-    chunk,
-    floor,
-    grad_batch,
-    grad_token,
-    grad_width,
-    c_batch,
-    c_token,
-    c_state,
-    N: tl.constexpr,
-    NP: tl.constexpr,
-    WIDTH: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    TOKENS: tl.constexpr,
-    EVEN: tl.constexpr,
-    NORMALIZED: tl.constexpr,
-    PRODUCT: tl.constexpr,
-    EARLY: tl.constexpr,
-):
+    grad, c, k, q, dstate_parts, dshift_parts, tokens, chunk, floor,
+    grad_batch, grad_token, grad_width, c_batch, c_token, c_state,
+    N: tl.constexpr, NP: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, TOKENS: tl.constexpr,
+    EVEN: tl.constexpr, NORMALIZED: tl.constexpr, PRODUCT: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
     """Some columns of dA, but for what the queries' mean does, and dshift, over a chunk of tokens."""
     after_the_kernel_before(EARLY)
     split, batch = tl.program_id(1), tl.program_id(2)
@@ -125,35 +105,11 @@ def state_gradients(
 
 @triton.jit
 def query_gradients(
-    grad,
-    c,
-    k,
-    state,
-    lift,
-    dq_parts,
-    dlift_parts,
-    dc,
-    dk_parts,
-    tokens,
-    floor,
-    grad_batch,
-    grad_token,
-    grad_width,
-    c_batch,
-    c_token,
-    c_state,
-    dc_token,
-    N: tl.constexpr,
-    NP: tl.constexpr,
-    PARTS_OF_Q: tl.constexpr,
-    WIDTH: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    TOKENS: tl.constexpr,
-    EVEN: tl.constexpr,
-    NORMALIZED: tl.constexpr,
-    PRODUCT: tl.constexpr,
-    EARLY: tl.constexpr,
-):
+    grad, c, k, state, lift, dq_parts, dlift_parts, dc, dk_parts, tokens, floor,
+    grad_batch, grad_token, grad_width, c_batch, c_token, c_state, dc_token,
+    N: tl.constexpr, NP: tl.constexpr, PARTS_OF_Q: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
+    TOKENS: tl.constexpr, EVEN: tl.constexpr, NORMALIZED: tl.constexpr, PRODUCT: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
     """dC of a block of tokens, and its part of dk."""
     after_the_kernel_before(EARLY)
     tile, batch = tl.program_id(0), tl.program_id(1)
@@ -197,31 +153,11 @@ def query_gradients(
 
 @triton.jit
 def key_gradients(
-    v,
-    b,
-    rho,
-    residual,
-    dsums,
-    db,
-    left,
-    v_token,
-    v_width,
-    b_token,
-    b_state,
-    rho_token,
-    rho_head,
-    db_token,
-    N: tl.constexpr,
-    H: tl.constexpr,
-    P: tl.constexpr,
-    NP: tl.constexpr,
-    PP: tl.constexpr,
-    TOKENS: tl.constexpr,
-    EVEN: tl.constexpr,
-    NORMALIZED: tl.constexpr,
-    PRODUCT: tl.constexpr,
-    dk,
-):
+    v, b, rho, residual, dsums, dk, db, left,
+    v_token, v_width, b_token, b_state, rho_token, rho_head, db_token,
+    N: tl.constexpr, H: tl.constexpr, P: tl.constexpr, NP: tl.constexpr, PP: tl.constexpr, TOKENS: tl.constexpr,
+    EVEN: tl.constexpr, NORMALIZED: tl.constexpr, PRODUCT: tl.constexpr,
+):  # fmt: skip
     """dB of a block of tokens: the values are multiplied before their gain, so that they need no rounding."""
     n, p, rows = tl.arange(0, NP), tl.arange(0, PP), tl.arange(0, TOKENS)
     dkey = tl.zeros((TOKENS, NP), tl.float32)
@@ -243,49 +179,13 @@ def key_gradients(
 
 @triton.jit
 def token_gradients(
-    grad,
-    v,
-    b,
-    rho,
-    residual,
-    skip,
-    dsums,
-    dk_parts,
-    dmean_parts,
-    dv_mean,
-    dv,
-    db,
-    drho,
-    dskip_parts,
-    dresidual_parts,
-    tokens,
-    parts,
-    grad_batch,
-    grad_token,
-    grad_width,
-    v_batch,
-    v_token,
-    v_width,
-    b_batch,
-    b_token,
-    b_state,
-    rho_batch,
-    rho_token,
-    rho_head,
-    dv_token,
-    db_token,
-    N: tl.constexpr,
-    H: tl.constexpr,
-    P: tl.constexpr,
-    NP: tl.constexpr,
-    PP: tl.constexpr,
-    PARTS_OF_Q: tl.constexpr,
-    TOKENS: tl.constexpr,
-    EVEN: tl.constexpr,
-    NORMALIZED: tl.constexpr,
-    PRODUCT: tl.constexpr,
-    EARLY: tl.constexpr,
-):
+    grad, v, b, rho, residual, skip, dsums, dk_parts, dmean_parts, dv_mean, dv, db, drho, dskip_parts, dresidual_parts,
+    tokens, parts,
+    grad_batch, grad_token, grad_width, v_batch, v_token, v_width, b_batch, b_token, b_state, rho_batch, rho_token,
+    rho_head, dv_token, db_token,
+    N: tl.constexpr, H: tl.constexpr, P: tl.constexpr, NP: tl.constexpr, PP: tl.constexpr, PARTS_OF_Q: tl.constexpr,
+    TOKENS: tl.constexpr, EVEN: tl.constexpr, NORMALIZED: tl.constexpr, PRODUCT: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
     """Of a block of tokens, the first program finds dB; each other dV and drho of a head, and the block's part of what
     the head's skip and residual gate get."""
     after_the_kernel_before(EARLY)
@@ -306,8 +206,9 @@ def token_gradients(
             dk = sum_rows(at(dk_parts, batch * parts, N), parts, n, N, FEW, N == NP)
             dk -= sum_rows(at(dmean_parts, batch * PARTS_OF_Q, N), PARTS_OF_Q, n, N, FEW, N == NP)
         key_gradients(
-            v, b, rho, residual, dsums, at(db, token, db_token), left, v_token, v_width, b_token, b_state, rho_token,
-            rho_head, db_token, N, H, P, NP, PP, TOKENS, EVEN, NORMALIZED, PRODUCT, dk,
+            v, b, rho, residual, dsums, dk, at(db, token, db_token), left,
+            v_token, v_width, b_token, b_state, rho_token, rho_head, db_token,
+            N, H, P, NP, PP, TOKENS, EVEN, NORMALIZED, PRODUCT,
         )  # fmt: skip
     else:
         head = role - 1

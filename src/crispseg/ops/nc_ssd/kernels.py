@@ -110,35 +110,11 @@ def head_gain(rho, rows, stride, end, head, dt_bias, a_log, residual):
 
 @triton.jit
 def accumulate(
-    v,
-    b,
-    rho,
-    dt_bias,
-    a_log,
-    residual,
-    kv_parts,
-    k_parts,
-    tokens,
-    chunk,
-    v_batch,
-    v_token,
-    v_head,
-    v_width,
-    b_batch,
-    b_token,
-    b_state,
-    rho_batch,
-    rho_token,
-    rho_head,
-    N: tl.constexpr,
-    P: tl.constexpr,
-    NP: tl.constexpr,
-    PP: tl.constexpr,
-    TOKENS: tl.constexpr,
-    NORMALIZED: tl.constexpr,
-    PRODUCT: tl.constexpr,
-    EARLY: tl.constexpr,
-):
+    v, b, rho, dt_bias, a_log, residual, kv_parts, k_parts, tokens, chunk,
+    v_batch, v_token, v_head, v_width, b_batch, b_token, b_state, rho_batch, rho_token, rho_head,
+    N: tl.constexpr, P: tl.constexpr, NP: tl.constexpr, PP: tl.constexpr, TOKENS: tl.constexpr,
+    NORMALIZED: tl.constexpr, PRODUCT: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
     """One head's sum of K (w V)^T over a chunk of tokens; the first head's program sums K as well."""
     after_the_kernel_before(EARLY)
     head, split, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -188,27 +164,11 @@ def sum_parts(base, count, columns, width):
 
 @triton.jit
 def query_and_reduce(
-    c,
-    kv_parts,
-    k_parts,
-    kv,
-    k,
-    q_parts,
-    tokens,
-    chunk,
-    splits,
-    queries,
-    floor,
-    c_batch,
-    c_token,
-    c_state,
-    N: tl.constexpr,
-    NP: tl.constexpr,
-    STATE: tl.constexpr,
-    TOKENS: tl.constexpr,
-    NORMALIZED: tl.constexpr,
+    c, kv_parts, k_parts, kv, k, q_parts, tokens, chunk, splits, queries, floor,
+    c_batch, c_token, c_state,
+    N: tl.constexpr, NP: tl.constexpr, STATE: tl.constexpr, TOKENS: tl.constexpr, NORMALIZED: tl.constexpr,
     EARLY: tl.constexpr,
-):
+):  # fmt: skip
     """The first programs, as many as `queries` says, sum Q / row over a chunk of tokens each; the others add the parts
     of the state, a slice each."""
     after_the_kernel_before(EARLY)
@@ -240,28 +200,10 @@ def query_and_reduce(
 
 @triton.jit
 def calibrate(
-    kv,
-    k,
-    q_parts,
-    d,
-    omega,
-    s,
-    t,
-    v_sum,
-    state,
-    affine,
-    q,
-    mu,
-    tokens,
-    parts,
-    N: tl.constexpr,
-    P: tl.constexpr,
-    NP: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    NORMALIZED: tl.constexpr,
-    PRODUCT: tl.constexpr,
-    EARLY: tl.constexpr,
-):
+    kv, k, q_parts, d, omega, s, t, v_sum, state, affine, q, mu, tokens, parts,
+    N: tl.constexpr, P: tl.constexpr, NP: tl.constexpr, COLUMNS: tl.constexpr, NORMALIZED: tl.constexpr,
+    PRODUCT: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
     """Some columns of one head's state as they are read out, (S - k mu^T) a, and what is added to each token: see
     `operator.py`."""
     after_the_kernel_before(EARLY)
@@ -309,31 +251,11 @@ def calibrate(
 
 @triton.jit
 def read_out(
-    v,
-    c,
-    k,
-    state,
-    affine,
-    out,
-    tokens,
-    chunk,
-    floor,
-    v_batch,
-    v_token,
-    v_head,
-    v_width,
-    c_batch,
-    c_token,
-    c_state,
-    N: tl.constexpr,
-    P: tl.constexpr,
-    NP: tl.constexpr,
-    PP: tl.constexpr,
-    TOKENS: tl.constexpr,
-    NORMALIZED: tl.constexpr,
-    PRODUCT: tl.constexpr,
-    EARLY: tl.constexpr,
-):
+    v, c, k, state, affine, out, tokens, chunk, floor,
+    v_batch, v_token, v_head, v_width, c_batch, c_token, c_state,
+    N: tl.constexpr, P: tl.constexpr, NP: tl.constexpr, PP: tl.constexpr, TOKENS: tl.constexpr,
+    NORMALIZED: tl.constexpr, PRODUCT: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
     """One head's output for a chunk of tokens."""
     after_the_kernel_before(EARLY)
     head, split, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)

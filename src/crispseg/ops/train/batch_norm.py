@@ -42,19 +42,9 @@ def _(x: Tensor, *rest: Any) -> str | None:
 
 
 @batch_norm.kernel
-def _(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    running_mean: Tensor,
-    running_variance: Tensor,
-    batches: Tensor,
-    momentum: float,
-    eps: float,
-    relu: bool,
-) -> Tensor:
-    mean, scale = _statistics(x.detach(), running_mean, running_variance, batches, momentum, eps)
-    return _normalise(x, weight, bias, mean, scale, relu)
+def _(x: Tensor, weight: Tensor, bias: Tensor, *rest: Any) -> Tensor:
+    *running, relu = rest  # what `_statistics` takes
+    return _normalise(x, weight, bias, *_statistics(x.detach(), *running), relu)
 
 
 def _rows(x: Tensor) -> Tensor:

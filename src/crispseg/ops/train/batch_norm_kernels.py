@@ -186,16 +186,9 @@ def statistics_(x: Tensor, running: Running, eps: float) -> tuple[Tensor, Tensor
     chunk, count = cut(rows, across, block, _STATISTICS.warps, x.device)
     parts = torch.empty((count, 2, width), dtype=torch.float32, device=x.device)
     _statistics[(count, across)](
-        x,
-        parts,
-        rows,
-        chunk,
-        WIDTH=width,
-        ROWS=block,
-        COLUMNS=columns,
-        num_warps=_STATISTICS.warps,
+        x, parts, rows, chunk, WIDTH=width, ROWS=block, COLUMNS=columns, num_warps=_STATISTICS.warps,
         **launch_options(x.device),
-    )
+    )  # fmt: skip
     mean, scale = parts.new_empty(width), parts.new_empty(width)
     held = triton.next_power_of_2(count)
     columns = min(64, _JOINED // held)
@@ -217,14 +210,7 @@ def normalise(x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor, bias: Tens
 
 
 def gradients(
-    g: Tensor,
-    x: Tensor,
-    mean: Tensor,
-    scale: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    relu: bool,
-    dx: Tensor,
+    g: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor, bias: Tensor, relu: bool, dx: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Of weight and bias, and in dx of x. g is the gradient of `normalise`'s result; mean and scale are x's own."""
     rows, width = x.shape

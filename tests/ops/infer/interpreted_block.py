@@ -6,7 +6,7 @@ import torch
 from crispseg.fused import backbone
 from crispseg.models.vssd import VARIANTS, Block
 from crispseg.ops import dispatch
-from crispseg.ops.infer import block_launch as launch
+from crispseg.ops.infer import block_kernels as kernels
 from tests.conftest import relative_error
 from tests.ops.infer.test_block import (
     check_mlp,
@@ -29,7 +29,7 @@ SIZES = [(1, 1), (9, 17), (3, 40)]
 @pytest.mark.parametrize("scale", [1.0, 1e3])
 def test_start(size, dtype, scale):
     x, start = make_map(size, dtype, scale=scale, margin=2), make_start(size[2], dtype)
-    check_start(launch.conv_norm, x, start, 1e-5 if dtype == torch.float32 else BOUNDS[dtype])
+    check_start(kernels.conv_norm, x, start, 1e-5 if dtype == torch.float32 else BOUNDS[dtype])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -37,15 +37,15 @@ def test_start(size, dtype, scale):
 @pytest.mark.parametrize("scale", [1.0, 1e3])
 def test_projection(size, dtype, scale):
     x, start = make_map((*size, 32), dtype, scale=scale), make_start(32, dtype)
-    check_project(launch.conv_norm_project, x, start, make_product(32, 72, dtype), BOUNDS[dtype])
+    check_project(kernels.conv_norm_project, x, start, make_product(32, 72, dtype), BOUNDS[dtype])
 
 
 @pytest.mark.parametrize("out", [192, 200])
 def test_projection_a_chunk_at_a_time(out):
     """With 200 columns the last chunk is not full, with 192 every one is."""
-    x, start, tiles = make_map((5, 6, 32)), make_start(32, torch.float32), launch.BlockTiles(4, 4, 32, 4)
+    x, start, tiles = make_map((5, 6, 32)), make_start(32, torch.float32), kernels.BlockTiles(4, 4, 32, 4)
     matrix = make_product(32, out, torch.float32)
-    check_project(lambda *args: launch.conv_norm_project(*args, tiles), x, start, matrix, BOUNDS[torch.float32])
+    check_project(lambda *args: kernels.conv_norm_project(*args, tiles), x, start, matrix, BOUNDS[torch.float32])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -53,14 +53,14 @@ def test_projection_a_chunk_at_a_time(out):
 @pytest.mark.parametrize("scale", [1.0, 1e3])
 def test_mlp(size, dtype, scale):
     x, start = make_map((*size, 32), dtype, scale=scale), make_start(32, dtype)
-    check_mlp(launch.conv_norm_mlp, x, start, make_mlp(32, 128, dtype), BOUNDS[dtype])
+    check_mlp(kernels.conv_norm_mlp, x, start, make_mlp(32, 128, dtype), BOUNDS[dtype])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_thread_may_load_its_weights(dtype):
-    tiles = launch.BlockTiles(2, 8, 16, 2)
+    tiles = kernels.BlockTiles(2, 8, 16, 2)
     x, start = make_map((5, 9, 32), dtype), make_start(32, dtype)
-    check_mlp(lambda *args: launch.conv_norm_mlp(*args, tiles), x, start, make_mlp(32, 64, dtype), BOUNDS[dtype])
+    check_mlp(lambda *args: kernels.conv_norm_mlp(*args, tiles), x, start, make_mlp(32, 64, dtype), BOUNDS[dtype])
 
 
 @pytest.mark.parametrize("whole", [True, False])

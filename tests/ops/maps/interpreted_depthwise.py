@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from crispseg.ops.maps import depthwise_launch as launch
+from crispseg.ops.maps import depthwise_gradients, depthwise_kernels
 from crispseg.ops.maps.depthwise import _depthwise3x3, packed
 from tests.conftest import relative_error
 from tests.ops.maps.test_depthwise import (
@@ -62,10 +62,10 @@ def test_every_cut_gives_the_same(stride):
     truth = shifted_products(*leaves, activation="silu", stride=stride)
     gradient = torch.randn(truth.shape)
     expected = torch.autograd.grad(truth, leaves, gradient.double())
-    for tiles in (launch.DepthwiseTiles(4, 8, 3), launch.DepthwiseTiles(8, 16, 1)):
+    for tiles in (depthwise_kernels.DepthwiseTiles(4, 8, 3), depthwise_kernels.DepthwiseTiles(8, 16, 1)):
         options = (False, "silu", stride, tiles)
-        assert relative_error(launch.forward(x, weight, bias, *options), truth) < 1e-5
-        for found, e in zip(launch.backward(gradient, x, weight, bias, *options), expected, strict=True):
+        assert relative_error(depthwise_kernels.forward(x, weight, bias, *options), truth) < 1e-5
+        for found, e in zip(depthwise_gradients.backward(gradient, x, weight, bias, *options), expected, strict=True):
             assert relative_error(found, e) < 1e-5
 
 

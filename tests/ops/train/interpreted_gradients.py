@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from crispseg.models.vssd import NCSSDMixer, VSSDConfig
 from crispseg.ops import Rule, dispatch
 from crispseg.ops.common import column_sums
-from crispseg.ops.maps import normalize_gradients
+from crispseg.ops.maps import normalize_kernels
 from crispseg.ops.maps.normalize import _layer_norm
 from crispseg.ops.train import gated_mixer_kernels
 from crispseg.ops.train.gated_mixer import _forward
@@ -44,9 +44,9 @@ def test_every_cut_of_the_norms_gradients_gives_the_same(margin, monkeypatch):
     truth = layer_norm_of(*leaves[:3], 1e-5) * leaves[3]
     expected = torch.autograd.grad(truth, leaves, gradient.double())
     cuts = (64, 4, 1, 1), (512, 4, 2, 2), (64, 4, 8, 1, 1)
-    for tiles in (normalize_gradients.NormGradientTiles(*cut) for cut in cuts):
+    for tiles in (normalize_kernels.NormGradientTiles(*cut) for cut in cuts):
         of_gate = torch.zeros(23, 42)
-        found = normalize_gradients.gradients(
+        found = normalize_kernels.layer_norm_gradients(
             gradient, x, weight, bias, 1e-5, gate=(gate, of_gate[:, :40]), tiles=tiles
         )
         assert not of_gate[:, 40:].any()

@@ -13,7 +13,7 @@ from crispseg.ops.dispatch import FLOATS, HAS_TRITON, operator
 from crispseg.ops.nc_ssd.spec import Gates, Rule
 
 if HAS_TRITON:
-    from crispseg.ops.infer import gated_mixer_launch
+    from crispseg.ops.infer import gated_mixer_kernels as kernels
 
 
 def _tensors(*arguments: Any) -> tuple[Tensor, ...]:
@@ -51,13 +51,12 @@ def gated_mixer(
 @gated_mixer.unless
 def _(*arguments: Any) -> str | None:
     xbc, dt, z, rule = (*arguments[:3], arguments[7])
-    supported = gated_mixer_launch.supports(xbc, dt, z, rule)
-    return None if supported else "sizes or a rule that it does not know"
+    return None if kernels.supports(xbc, dt, z, rule) else "sizes or a rule that it does not know"
 
 
 @gated_mixer.kernel
 def _(*arguments: Any) -> Tensor:
-    return gated_mixer_launch.gated_mixer(*flat(*arguments))
+    return kernels.gated_mixer(*flat(*arguments))
 
 
 def flat(*arguments: Any) -> tuple[Any, ...]:

@@ -96,9 +96,9 @@ def _halved(x: Tensor, weight: Tensor, bias: Tensor | None, residual: bool, acti
 def _depthwise3x3(
     x: Tensor, weight: Tensor, bias: Tensor | None, residual: bool, activation: str, stride: int
 ) -> Tensor:
-    from crispseg.ops.maps import depthwise_launch
+    from crispseg.ops.maps import depthwise_kernels as kernels
 
-    return depthwise_launch.forward(x, weight, bias, residual, activation, stride)
+    return kernels.forward(x, weight, bias, residual, activation, stride)
 
 
 def _like_those_given(gradient: Tensor, *inputs: Any) -> list[Tensor]:
@@ -109,9 +109,9 @@ def _like_those_given(gradient: Tensor, *inputs: Any) -> list[Tensor]:
 def _depthwise3x3_backward(
     gradient: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, residual: bool, activation: str, stride: int
 ) -> list[Tensor]:
-    from crispseg.ops.maps import depthwise_launch
+    from crispseg.ops.maps import depthwise_gradients as kernels
 
-    found = depthwise_launch.backward(gradient, x, weight, bias, residual, activation, stride)
+    found = kernels.backward(gradient, x, weight, bias, residual, activation, stride)
     return [g for g in found if g is not None]
 
 

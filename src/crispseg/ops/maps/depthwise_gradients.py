@@ -13,11 +13,30 @@ loaded in the turn before, as soon as the numbers it takes the place of are conv
 
 from __future__ import annotations
 
+import math
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from crispseg.ops.common.dependent_launch import after_the_kernel_before
-from crispseg.ops.maps.depthwise_kernels import tap
+from crispseg.ops.common.dependent_launch import after_the_kernel_before, launch_options
+from crispseg.ops.common.hardware import multiprocessors
+from crispseg.ops.maps.depthwise_kernels import (
+    DepthwiseTiles,
+    aligned_strides,
+    channel_block,
+    channels_side_by_side,
+    convolve,
+    grid_of,
+    pixels_contiguous,
+    tap,
+)
+
+_PARTS = 10  # what a strip leaves of the weight's and the bias' gradients: nine taps and the bias
+_RESIDENT = 4  # programs of the kernel of gradients that run on a multiprocessor at once
+_BESIDES = 5  # rows that its strips cost beside their own: the two around them, the taps and the sums
+_HEIGHTS = (64, 32, 16, 8, 4)  # of its strips
 
 
 @triton.jit
@@ -102,7 +121,7 @@ def _store4(pointer, a, b, c, d, column, width, here, PIXEL: tl.constexpr, EXACT
 
 
 @triton.jit
-def gradients(
+def _gradients_kernel(
     g, x, weight, dx, parts, height, width, out_height, out_width, batch_stride, row_stride, dx_batch, dx_row,
     channel_step, tap_step,
     C: tl.constexpr, PIXEL: tl.constexpr, ALIGN: tl.constexpr, DX_PIXEL: tl.constexpr, DX_ALIGN: tl.constexpr,
@@ -110,7 +129,7 @@ def gradients(
     ROWS: tl.constexpr, EXACT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """dx, and this strip's part of the weight's and the bias' gradients. Strips are cut from g, which is contiguous:
-    WIDTH threads of PIXELS columns each. See `convolve` for PIXEL and ALIGN, here those of x and those of dx."""
+    WIDTH threads of PIXELS columns each. For PIXEL and ALIGN, those of x and those of dx, see `_convolve_kernel`."""
     after_the_kernel_before(EARLY)
     across = tl.cdiv(out_width, WIDTH * PIXELS)
     column = (tl.program_id(0) % across * WIDTH + tl.arange(0, WIDTH)) * PIXELS
@@ -270,7 +289,7 @@ def gradients(
 
 
 @triton.jit
-def add_parts(
+def _add_strips(
     parts, dw, db, strips, channels, STRIPS: tl.constexpr, CHANNELS: tl.constexpr, EARLY: tl.constexpr
 ):  # fmt: skip
     """Sum over strips of parts (strips, 10, channels) into dw (channels, 9) and db (channels,)."""
@@ -288,3 +307,57 @@ def add_parts(
         tl.store(dw + channel * 9 + part, result.to(dw.dtype.element_ty), mask=channel < channels)
     elif db is not None:
         tl.store(db + channel, result.to(db.dtype.element_ty), mask=channel < channels)
+
+
+def backward(
+    gradient: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: bool,
+    activation: str,
+    stride: int,
+    tiles: DepthwiseTiles | None = None,
+    out: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Gradients for x, weight and bias, each in its own dtype; `gradient` is that of `forward`'s result. That for x is
+    written to `out` if given, which may be a view into a wider map."""
+    x, weight, gradient = pixels_contiguous(x), channels_side_by_side(weight), gradient.contiguous()
+    g = gradient
+    if activation != "none":
+        g = torch.empty_like(gradient)
+        convolve(x, weight, bias, gradient, g, False, activation, stride, None)
+    batch, out_height, out_width, channels = g.shape
+    together = 4 if stride == 1 else 1  # columns of a thread
+    tiles = tiles or _gradient_tiles(g, together)
+    grid = grid_of(g, tiles)
+    strips = grid[0] * batch
+    dx = x.new_empty(x.shape) if out is None else out
+    parts = torch.empty((strips, _PARTS, channels), dtype=torch.float32, device=x.device)
+    (image, row, _), align = aligned_strides(x)
+    (dx_image, dx_row, _), dx_align = aligned_strides(dx)
+    _gradients_kernel[grid](
+        g, x, weight, dx, parts, x.shape[1], x.shape[2], out_height, out_width, image, row, dx_image, dx_row,
+        weight.stride(0), weight.stride(3), C=channels, PIXEL=x.stride(2), ALIGN=align, DX_PIXEL=dx.stride(2),
+        DX_ALIGN=dx_align, STRIDE=stride, RESIDUAL=residual and activation == "none", PIXELS=together,
+        WIDTH=tiles.width // together, CHANNELS=tiles.channels, ROWS=tiles.rows,
+        EXACT=channels % tiles.channels == 0, num_warps=tiles.warps, **launch_options(x.device),
+    )  # fmt: skip
+    dw = torch.empty(weight.shape, dtype=weight.dtype, device=x.device)
+    db = None if bias is None else torch.empty_like(bias)
+    _add_strips[(triton.cdiv(channels, 16), _PARTS)](
+        parts, dw, db, strips, channels, STRIPS=128, CHANNELS=16, num_warps=4, **launch_options(x.device)
+    )
+    return dx.add_(gradient) if residual and activation != "none" else dx, dw, db
+
+
+def _gradient_tiles(g: Tensor, together: int) -> DepthwiseTiles:
+    """Strips of the height that takes the fewest turns, by the rows of each."""
+    channels = channel_block(g.shape[3])
+    width = min((1024 if together > 1 else 512) // channels, triton.next_power_of_2(max(g.shape[2], together)))
+    places = _RESIDENT * multiprocessors(g.device)
+
+    def rows_in_turn(tiles: DepthwiseTiles) -> int:
+        return triton.cdiv(math.prod(grid_of(g, tiles)), places) * (tiles.rows + _BESIDES)
+
+    return min((DepthwiseTiles(width, channels, rows) for rows in _HEIGHTS), key=rows_in_turn)

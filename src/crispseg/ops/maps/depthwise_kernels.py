@@ -9,11 +9,27 @@ Sums are kept in float32.
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from crispseg.ops.common.dependent_launch import after_the_kernel_before
+from crispseg.ops.common.dependent_launch import after_the_kernel_before, launch_options
 from crispseg.ops.common.rounding import INTERPRETED, widened
+
+_BUSY = 512  # programs below which a large GPU has idle processors; strips get shorter until there are as many
+_HELD = 8  # channels that a thread loads at once: up to so many elements, it works on one pixel
+
+
+class DepthwiseTiles(NamedTuple):
+    """How the work is cut: pixels along a row, channels, rows of a strip; and the warps of a program."""
+
+    width: int
+    channels: int
+    rows: int
+    warps: int = 4
 
 
 @triton.jit
@@ -29,7 +45,7 @@ def _sigmoid(x):
 
 
 @triton.jit
-def pack(weight, out, channels, channel_step, tap_step, CHANNELS: tl.constexpr, EARLY: tl.constexpr):
+def _pack_kernel(weight, out, channels, channel_step, tap_step, CHANNELS: tl.constexpr, EARLY: tl.constexpr):
     """A weight (channels, 9) as (9, channels): neighbouring threads then load neighbouring numbers in `tap`."""
     after_the_kernel_before(EARLY)
     taps, channel = tl.arange(0, 16)[:, None], tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
@@ -93,7 +109,7 @@ def _finish(
 
 
 @triton.jit
-def convolve(
+def _convolve_kernel(
     x, weight, bias, gradient, out, normed, gamma, beta, eps,
     height, width, out_height, out_width, channels, batch_stride, row_stride, channel_step, tap_step,
     PIXEL: tl.constexpr, STRIDE: tl.constexpr, ACTIVATION: tl.constexpr, RESIDUAL: tl.constexpr, ALIGN: tl.constexpr,
@@ -184,3 +200,102 @@ def convolve(
             ready = ready + at_c * w4
             ready = ready + at_r * w5
         raw_l, raw_c, raw_r = next_l, next_c, next_r
+
+
+def forward(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: bool,
+    activation: str,
+    stride: int,
+    tiles: DepthwiseTiles | None = None,
+) -> Tensor:
+    """act(conv(x) + bias) (+ x): (B, H, W, C) -> (B, H', W', C)."""
+    x = pixels_contiguous(x)
+    batch, height, width, channels = x.shape
+    out = x.new_empty(batch, triton.cdiv(height, stride), triton.cdiv(width, stride), channels)
+    convolve(x, weight, bias, None, out, residual, activation, stride, tiles)
+    return out
+
+
+def forward_norm(
+    x: Tensor, weight: Tensor, bias: Tensor, norm: tuple[Tensor, Tensor, float], tiles: DepthwiseTiles | None = None
+) -> tuple[Tensor, Tensor]:
+    """x + conv(x) + bias, and its LayerNorm with `norm` = (weight, bias, eps): all channels in one program."""
+    x = pixels_contiguous(x)
+    out, normed = x.new_empty(x.shape), x.new_empty(x.shape)
+    if tiles is None:
+        channels = triton.next_power_of_2(x.shape[-1])
+        width = 4 if channels == 256 else max(1, 512 // channels)
+        tiles = _with_rows(out, width, channels, (8, 4, 2, 1) if channels > 128 else (4, 2, 1))
+    convolve(x, weight, bias, None, out, True, "none", 1, tiles, (normed, *norm))
+    return out, normed
+
+
+def convolve(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    gradient: Tensor | None,
+    out: Tensor,
+    residual: bool,
+    activation: str,
+    stride: int,
+    tiles: DepthwiseTiles | None,
+    norm: tuple[Tensor | None, Tensor | None, Tensor | None, float] = (None, None, None, 0.0),
+) -> None:
+    channels, weight = x.shape[-1], channels_side_by_side(weight)
+    if tiles is None:
+        block = channel_block(channels)
+        tiles = _with_rows(out, 512 // block, block, (8, 4, 2, 1) if gradient is None else (16, 8, 4, 2, 1))
+    (image, row, _), align = aligned_strides(x)
+    _convolve_kernel[grid_of(out, tiles)](
+        x, weight, bias, gradient, out, *norm, x.shape[1], x.shape[2], out.shape[1], out.shape[2], channels, image,
+        row, weight.stride(0), weight.stride(3), PIXEL=x.stride(2), STRIDE=stride, ACTIVATION=activation,
+        RESIDUAL=residual, ALIGN=align, WIDTH=tiles.width, CHANNELS=tiles.channels, ROWS=tiles.rows,
+        SPREAD=tiles.width * tiles.channels <= _HELD * 32 * tiles.warps,
+        EXACT=channels % tiles.channels == 0, num_warps=tiles.warps, **launch_options(x.device),
+    )  # fmt: skip
+
+
+def channel_block(channels: int) -> int:
+    return 64 if channels % 64 == 0 else min(32, triton.next_power_of_2(channels))
+
+
+def _with_rows(out: Tensor, width: int, channels: int, choices: tuple[int, ...]) -> DepthwiseTiles:
+    """The tallest strips that still keep the device busy; no wider than the map."""
+    width = min(width, triton.next_power_of_2(out.shape[2]))
+    for rows in choices:
+        tiles = DepthwiseTiles(width, channels, rows)
+        if math.prod(grid_of(out, tiles)) >= _BUSY:
+            break
+    return tiles
+
+
+def grid_of(out: Tensor, tiles: DepthwiseTiles) -> tuple[int, int, int]:
+    batch, height, width, channels = out.shape
+    strips = triton.cdiv(height, tiles.rows) * triton.cdiv(width, tiles.width)
+    return strips, triton.cdiv(channels, tiles.channels), batch
+
+
+def pixels_contiguous(x: Tensor) -> Tensor:
+    return x if x.stride(3) == 1 else x.contiguous()
+
+
+def channels_side_by_side(weight: Tensor) -> Tensor:
+    """A weight (C, 1, 3, 3) with its channels side by side in memory and its nine taps evenly spaced."""
+    if weight.stride(0) == 1 and weight.stride(2) == 3 * weight.stride(3):
+        return weight
+    channels = weight.shape[0]
+    taps, out = weight.reshape(channels, 9), weight.new_empty((9, channels))
+    _pack_kernel[(triton.cdiv(channels, 64),)](
+        taps, out, channels, *taps.stride(), CHANNELS=64, **launch_options(out.device)
+    )
+    return out.t().view(weight.shape)
+
+
+def aligned_strides(x: Tensor) -> tuple[tuple[int, ...], int]:
+    """Strides of image, row and pixel divided by their common power of two (16 at most), and that power."""
+    align = math.gcd(16, *x.stride()[:3])
+    return tuple(s // align for s in x.stride()[:3]), align

@@ -70,9 +70,9 @@ def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
 def _layer_norm_backward(
     gradient: Tensor, x: Tensor, weight: Tensor, bias: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    from crispseg.ops.maps import normalize_gradients as kernels
+    from crispseg.ops.maps import normalize_kernels as kernels
 
-    return kernels.gradients(gradient, x, weight, bias, eps)
+    return kernels.layer_norm_gradients(gradient, x, weight, bias, eps)
 
 
 differentiable(_layer_norm, _layer_norm_backward, layer_norm)

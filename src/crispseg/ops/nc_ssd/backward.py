@@ -30,8 +30,7 @@ import triton
 from torch import Tensor
 
 from crispseg.ops.common.dependent_launch import launch_options
-from crispseg.ops.nc_ssd import gradient_sums as sums
-from crispseg.ops.nc_ssd import gradient_sweeps as kernels
+from crispseg.ops.nc_ssd import gradient_kernels as kernels
 from crispseg.ops.nc_ssd.launch import (
     DTYPES,
     Sizes,
@@ -192,7 +191,7 @@ def _combine(given: Problem, da: Tensor, dshift: Tensor) -> Combined:
         empty(inner), empty(batch, parts, state), empty(batch, parts), empty(batch, parts, state),
         empty(batch, inner), empty(batch, inner), empty(batch, inner),
     )  # fmt: skip
-    sums.combine[(parts, batch)](
+    kernels.combine[(parts, batch)](
         da, dshift, given.kv, given.k, given.q, given.mu, given.d, gates.omega, gates.s, gates.t,
         found.state, found.lift, found.skip, found.dsums, found.dq, found.dlift, found.dmean, found.dshift,
         found.dkeep, found.damplify, tokens, da.shape[1],
@@ -253,7 +252,7 @@ def _parameter_gradients(given: Problem, combined: Combined, parts: list[Tensor]
     gates = given.gates
     dd = torch.empty_like(given.d)
     found = [None if gate is None else torch.empty_like(gate) for gate in gates]
-    sums.parameter_gradients[(3 * heads + triton.cdiv(width, _SUMMED["COLUMNS"]),)](
+    kernels.parameter_gradients[(3 * heads + triton.cdiv(width, _SUMMED["COLUMNS"]),)](
         *parts, combined.dkeep, combined.damplify, gates.omega, gates.t, dd, *found, batch, parts[0].shape[1],
         H=heads, P=width, PP=padded(width), **_SUMMED, num_warps=4, **launch_options(dd.device),
     )  # fmt: skip

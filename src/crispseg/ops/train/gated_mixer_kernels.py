@@ -19,7 +19,7 @@ from torch import Tensor
 from crispseg.ops.common.column_sums import add_parts
 from crispseg.ops.common.dependent_launch import after_the_kernel_before, launch_options
 from crispseg.ops.common.hardware import multiprocessors
-from crispseg.ops.maps import depthwise_launch, normalize_gradients, normalize_kernels
+from crispseg.ops.maps import depthwise_gradients, depthwise_kernels, normalize_kernels
 from crispseg.ops.maps.normalize_kernels import Rows, places_of
 from crispseg.ops.nc_ssd import kernels as ncssd_kernels
 from crispseg.ops.nc_ssd.backward import Problem
@@ -78,7 +78,7 @@ def supports(given: Given, rule: Rule) -> bool:
 def forward(given: Given) -> tuple[Tensor, Tensor, Tensor, States]:
     """The result, what the convolution and then the mixer made on the way, and the sums."""
     z, raw, dt = given.split(given.projected)
-    xbc = depthwise_launch.forward(raw, given.conv_weight, given.conv_bias, False, "silu", 1)
+    xbc = depthwise_kernels.forward(raw, given.conv_weight, given.conv_bias, False, "silu", 1)
     v, b, c = given.tokens(xbc)
     gain = given.dt_bias, given.a_log
     states = sum_states(v, b, c, dt.flatten(1, 2), given.d, given.gates, given.rule, gain)
@@ -93,7 +93,7 @@ def backward(given: Given, gradient: Tensor, xbc: Tensor, y: Tensor, *sums: Tens
     z, raw, dt = given.split(given.projected)
     result = torch.empty(given.projected.shape, dtype=raw.dtype, device=raw.device)
     dz, draw, _ = given.split(result)
-    dy, *of_norm = normalize_gradients.gradients(
+    dy, *of_norm = normalize_kernels.layer_norm_gradients(
         gradient, y, given.norm_weight, given.norm_bias, given.eps, gate=(z, dz)
     )
     v, b, c = given.tokens(xbc)
@@ -105,7 +105,7 @@ def backward(given: Given, gradient: Tensor, xbc: Tensor, y: Tensor, *sums: Tens
     _, _, _, drho, dd, *of_gates = mixing_gradients(problem, dy.view(v.shape), dxbc.flatten(1, 2))
     of_gain = gain_gradients(drho, dt, given.dt_bias, given.a_log, result[..., z.shape[-1] + raw.shape[-1] :])
     convolution = given.conv_weight, given.conv_bias, False, "silu", 1
-    _, dw, dbias = depthwise_launch.backward(dxbc, raw, *convolution, out=draw)
+    _, dw, dbias = depthwise_gradients.backward(dxbc, raw, *convolution, out=draw)
     assert dbias is not None
     return result, dw, dbias, *of_gain, dd, *of_gates, *of_norm
 

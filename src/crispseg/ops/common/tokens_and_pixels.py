@@ -33,6 +33,9 @@ class AttentionTiles(NamedTuple):
         return triton.cdiv(blocks, max(1, min(blocks, programs // batch))) * self.pixels
 
 
+SMALLEST = AttentionTiles(16, 4, 1)  # for the interpreter, in float32: a GPU has the formulas for that
+
+
 @triton.jit
 def inside(index, end, EVEN: tl.constexpr):
     """Which of the indices are in range; where all are known to be, the compiler drops the mask."""

@@ -11,19 +11,9 @@ from torch import Tensor
 
 from crispseg.ops.common.custom import custom_op
 from crispseg.ops.common.dependent_launch import after_the_kernel_before
-from crispseg.ops.common.hardware import multiprocessors
+from crispseg.ops.common.hardware import multiprocessors, padded
 from crispseg.ops.nc_ssd.kernels import at, block, feature_block, product
-from crispseg.ops.nc_ssd.launch import (
-    LARGEST_HEAD,
-    TILINGS,
-    Sizes,
-    Tiling,
-    launch,
-    padded,
-    product_of,
-    sum_states,
-    takes,
-)
+from crispseg.ops.nc_ssd.launch import LARGEST_HEAD, TILINGS, Sizes, Tiling, launch, product_of, sum_states, takes
 from crispseg.ops.nc_ssd.spec import Gates, Rule, normaliser_floor
 
 LARGEST_WIDTH = 2048

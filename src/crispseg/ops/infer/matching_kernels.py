@@ -9,10 +9,10 @@ import triton.language as tl
 from torch import Tensor
 
 from crispseg.ops.common.dependent_launch import after_the_kernel_before, launch_options
-from crispseg.ops.common.tokens_and_pixels import AttentionTiles, inside
+from crispseg.ops.common.hardware import padded
+from crispseg.ops.common.tokens_and_pixels import SMALLEST, AttentionTiles, inside
 
 MATCH = AttentionTiles(64, 4, 3)
-_FLOAT32 = AttentionTiles(16, 4, 1)  # for the interpreter
 _INNER, COLUMNS = 256, 16  # of a grouped product's input and output, in one program at a time
 
 
@@ -81,13 +81,13 @@ def best_cosines(descriptors: Tensor, prototypes: Tensor, scale: float) -> Tenso
     classes, count = prototypes.shape[1:3]
     descriptors, prototypes = descriptors.contiguous(), prototypes.contiguous()
     out = torch.empty(batch, classes, length, dtype=torch.float32, device=descriptors.device)
-    padded = triton.next_power_of_2(count)
-    group = max(16 // padded, min(64 // padded, triton.next_power_of_2(classes)), 1)
-    tiles = _FLOAT32 if descriptors.dtype == torch.float32 else MATCH
+    held = triton.next_power_of_2(count)
+    group = max(16 // held, min(64 // held, triton.next_power_of_2(classes)), 1)
+    tiles = SMALLEST if descriptors.dtype == torch.float32 else MATCH
     span = tiles.span(batch, length, descriptors.device)
     _cosines_kernel[(triton.cdiv(length, span), batch)](
         descriptors, prototypes, out, scale, length, span, classes, count,
-        PIXELS=tiles.pixels, WIDTH=width, PADDED=max(16, triton.next_power_of_2(width)), GROUP=group, COUNT=padded,
+        PIXELS=tiles.pixels, WIDTH=width, PADDED=padded(width), GROUP=group, COUNT=held,
         GROUPS=triton.cdiv(classes, group), EVEN=length % tiles.pixels == 0,
         num_warps=tiles.warps, num_stages=tiles.stages, **launch_options(descriptors.device),
     )  # fmt: skip
@@ -126,10 +126,10 @@ def grouped_product(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tens
     x, weight = x.contiguous(), weight.contiguous()
     out = x.new_empty(batch, classes, outer)
     rows = batch * classes if groups == 1 else batch
-    block = min(64, max(16, triton.next_power_of_2(rows)))
+    block = min(64, padded(rows))
     _grouped_kernel[(triton.cdiv(outer, COLUMNS), groups, triton.cdiv(rows, block))](
         x, weight, bias, out, rows, 1 if groups == 1 else classes,
-        WIDTH=inner, OUTER=outer, ROWS=block, INNER=min(_INNER, max(16, triton.next_power_of_2(inner))),
+        WIDTH=inner, OUTER=outer, ROWS=block, INNER=min(_INNER, padded(inner)),
         COLUMNS=COLUMNS, RELU=relu, num_warps=4, **launch_options(x.device),
     )  # fmt: skip
     return out

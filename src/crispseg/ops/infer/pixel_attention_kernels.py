@@ -9,12 +9,12 @@ import triton.language as tl
 from torch import Tensor
 
 from crispseg.ops.common.dependent_launch import after_the_kernel_before, launch_options
-from crispseg.ops.common.tokens_and_pixels import LOG2_E, AttentionTiles, inside, normalised
+from crispseg.ops.common.hardware import padded
+from crispseg.ops.common.tokens_and_pixels import LOG2_E, SMALLEST, AttentionTiles, inside, normalised
 
 READ = AttentionTiles(64, 4, 3, 1)  # tokens attend pixels
 WRITE = AttentionTiles(64, 4, 2)  # pixels attend tokens
 WRITE_MORE = AttentionTiles(64, 8, 1)  # so many tokens that not all heads are attended at once
-_FLOAT32 = AttentionTiles(16, 4, 1)  # for the interpreter
 
 
 @triton.jit
@@ -90,25 +90,24 @@ def read_pixels(queries: Tensor, pixels: Tensor, projection: Tensor) -> Tensor:
     queries = queries if queries.stride(3) == 1 else queries.contiguous()
     pixels, projection = pixels.contiguous(), projection.contiguous()
     length, count, inner = pixels.shape[1], tokens * heads, projection.shape[1]
-    tiles = _FLOAT32 if pixels.dtype == torch.float32 else READ
-    rows = min(64, max(16, triton.next_power_of_2(count)))
+    tiles = SMALLEST if pixels.dtype == torch.float32 else READ
+    rows = min(64, padded(count))
     blocks = triton.cdiv(count, rows)
     span = tiles.span(batch * blocks, length, pixels.device)
     splits = triton.cdiv(length, span)
     means = pixels.new_empty(batch, splits, count, width)
     tops = torch.empty(batch, splits, count, dtype=torch.float32, device=pixels.device)
     out = pixels.new_empty(batch, tokens, heads * inner)
-    padded = max(16, triton.next_power_of_2(width))
     _read_kernel[(splits, blocks, batch)](
         queries, pixels, means, tops, count, heads, length, span,
         queries.stride(0), queries.stride(1), queries.stride(2),
-        ROWS=rows, PIXELS=tiles.pixels, WIDTH=width, PADDED=padded, EVEN=length % tiles.pixels == 0,
+        ROWS=rows, PIXELS=tiles.pixels, WIDTH=width, PADDED=padded(width), EVEN=length % tiles.pixels == 0,
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     most = triton.next_power_of_2(splits)
     _combine_kernel[(count, batch)](
         means, tops, projection, out, count, heads, splits,
-        WIDTH=width, PADDED=padded, INNER=inner, OUTPUTS=triton.next_power_of_2(inner),
+        WIDTH=width, PADDED=padded(width), INNER=inner, OUTPUTS=triton.next_power_of_2(inner),
         SPLITS=most, CHUNK=min(most, 128), num_warps=8 if most >= 128 else 4, **launch_options(pixels.device),
     )  # fmt: skip
     return out
@@ -201,16 +200,16 @@ def pixels_attend_tokens(
     pixels = pixels.contiguous()
     keys, values, added = (x if x.stride(-1) == 1 else x.contiguous() for x in (keys, values, added))
     out = torch.empty_like(pixels)
-    padded = max(2, triton.next_power_of_2(tokens))
-    group = max(16 // padded, min(64 // padded, triton.next_power_of_2(heads)), 1)
+    held = max(2, triton.next_power_of_2(tokens))
+    group = max(16 // held, min(64 // held, triton.next_power_of_2(heads)), 1)
     groups = triton.cdiv(heads, group)
-    tiles = _FLOAT32 if pixels.dtype == torch.float32 else WRITE if groups == 1 else WRITE_MORE
+    tiles = SMALLEST if pixels.dtype == torch.float32 else WRITE if groups == 1 else WRITE_MORE
     span = tiles.span(batch, length, pixels.device)
     _write_kernel[(triton.cdiv(length, span), batch)](
         pixels, keys, added, values, bias, norm_weight, norm_bias, out, length, tokens, heads, span, eps,
         keys.stride(0), keys.stride(1), keys.stride(2), added.stride(0), added.stride(1),
         values.stride(0), values.stride(1), values.stride(2),
-        WIDTH=width, PADDED=max(16, triton.next_power_of_2(width)), PIXELS=tiles.pixels, TOKENS=padded, GROUP=group,
+        WIDTH=width, PADDED=padded(width), PIXELS=tiles.pixels, TOKENS=held, GROUP=group,
         GROUPS=groups, EVEN=length % tiles.pixels == 0,
         num_warps=tiles.warps, num_stages=tiles.stages, **launch_options(pixels.device),
     )  # fmt: skip

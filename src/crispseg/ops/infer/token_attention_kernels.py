@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from crispseg.ops.common.dependent_launch import after_the_kernel_before, launch_options
+from crispseg.ops.common.hardware import padded
 from crispseg.ops.common.norm import Norm
 from crispseg.ops.common.tokens_and_pixels import LOG2_E, inside, normalised
 from crispseg.ops.infer.token_attention import Join, OwnAttention, Perceptron, Vectors
@@ -246,10 +247,6 @@ def _join_arguments(tokens: Tensor, read: Tensor, join: Join) -> tuple[object, .
     return tokens.contiguous(), read.contiguous(), join.weight, join.bias, *join.norm
 
 
-def _padded(width: int) -> int:
-    return max(16, triton.next_power_of_2(width))
-
-
 def join_perceptron(tokens: Tensor, read: Tensor, join: Join, perceptron: Perceptron) -> Tensor:
     batch, count, width = tokens.shape
     units = perceptron.first.shape[0]
@@ -257,7 +254,7 @@ def join_perceptron(tokens: Tensor, read: Tensor, join: Join, perceptron: Percep
     out = torch.empty(parts, batch, count, width, dtype=torch.float32, device=tokens.device)
     _perceptron_kernel[(parts, triton.cdiv(batch * count, _ROWS))](
         *_join_arguments(tokens, read, join), *perceptron, out, batch * count, _ROWS,
-        INNER=read.shape[-1], UNITS=units, ROWS=_ROWS, WIDTH=width, PADDED=_padded(width), HIDDEN=_HIDDEN,
+        INNER=read.shape[-1], UNITS=units, ROWS=_ROWS, WIDTH=width, PADDED=padded(width), HIDDEN=_HIDDEN,
         num_warps=_WARPS, num_stages=_STAGES, **launch_options(tokens.device),
     )  # fmt: skip
     return out
@@ -274,8 +271,8 @@ def settle(parts: Tensor, norm: Norm, vectors: Vectors, own: OwnAttention | None
     head = width // heads if heads else 0
     _settle_kernel[(groups + heads, programs)](
         parts, *norm, *vectors, weight, bias, out, made, scores, attended, batch * count, used, count,
-        PARTS=pieces, GROUPS=groups, INNER=inner, INNER_PADDED=_padded(inner),
-        HEAD=head, HEAD_PADDED=_padded(head), ROWS=rows, WIDTH=width, PADDED=_padded(width),
+        PARTS=pieces, GROUPS=groups, INNER=inner, INNER_PADDED=padded(inner),
+        HEAD=head, HEAD_PADDED=padded(head), ROWS=rows, WIDTH=width, PADDED=padded(width),
         num_warps=_WARPS, **launch_options(parts.device),
     )  # fmt: skip
     return out, made, scores, attended
@@ -288,7 +285,7 @@ def attend_own(tokens: Tensor, own: OwnAttention) -> Tensor:
     out = torch.empty_like(tokens)
     _own_kernel[(own.heads, programs)](
         tokens, own.weight, own.bias, out, batch * count, used, count,
-        HEAD=head, HEAD_PADDED=_padded(head), ROWS=rows, WIDTH=width, PADDED=_padded(width),
+        HEAD=head, HEAD_PADDED=padded(head), ROWS=rows, WIDTH=width, PADDED=padded(width),
         num_warps=_WARPS, **launch_options(tokens.device),
     )  # fmt: skip
     return out
@@ -301,8 +298,8 @@ def join_vectors(tokens: Tensor, read: Tensor, join: Join, vectors: Vectors) -> 
     made = out.new_empty(batch, count, groups, width)
     _vectors_kernel[(groups, triton.cdiv(batch * count, _ROWS))](
         *_join_arguments(tokens, read, join), *vectors[:3], out, made, batch * count, _ROWS,
-        JOINED=read.shape[-1], GROUPS=groups, INNER=inner, INNER_PADDED=_padded(inner),
-        ROWS=_ROWS, WIDTH=width, PADDED=_padded(width),
+        JOINED=read.shape[-1], GROUPS=groups, INNER=inner, INNER_PADDED=padded(inner),
+        ROWS=_ROWS, WIDTH=width, PADDED=padded(width),
         num_warps=_WARPS, num_stages=_STAGES, **launch_options(tokens.device),
     )  # fmt: skip
     return out, made
@@ -316,7 +313,7 @@ def join_grouped(tokens: Tensor, read: Tensor, join: Join, weight: Tensor, bias:
     _grouped_kernel[(triton.cdiv(outer, _COLUMNS), groups, triton.cdiv(rows, _ROWS))](
         *_join_arguments(tokens, read, join), weight.contiguous(), bias, out, rows, 1 if groups == 1 else classes,
         JOINED=read.shape[-1], OUTER=outer, COLUMNS=_COLUMNS, RELU=relu,
-        ROWS=_ROWS, WIDTH=width, PADDED=_padded(width),
+        ROWS=_ROWS, WIDTH=width, PADDED=padded(width),
         num_warps=_WARPS, num_stages=_STAGES, **launch_options(tokens.device),
     )  # fmt: skip
     return out

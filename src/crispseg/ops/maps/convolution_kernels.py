@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from crispseg.ops.common.dependent_launch import after_the_kernel_before, launch_options
-from crispseg.ops.common.hardware import multiprocessors
+from crispseg.ops.common.hardware import multiprocessors, padded
 from crispseg.ops.common.rounding import multiply
 
 
@@ -167,14 +167,14 @@ def convolve(
     count = weight.shape[0]
     out = x.new_empty(batch, height, width, count)
     tiles = tiles or tiles_for(batch * height * width, count)
-    places = min(tiles.pixels // tiles.group, max(16, triton.next_power_of_2(triton.cdiv(width, tiles.group))))
+    places = min(tiles.pixels // tiles.group, padded(triton.cdiv(width, tiles.group)))
     span, k1, k2 = _spans((tiles.group + 2) * channels)
     columns, strips = triton.cdiv(width, places * tiles.group), triton.cdiv(height, tiles.rows)
     total = batch * strips * columns
     _convolve_kernel[(min(total, multiprocessors(x.device) * tiles.programs),)](
         x, weight, bias, residual, out, total, strips, columns, height, width, C=channels, OUT=count,
         GROUP=tiles.group, WITH_RESIDUAL=residual is not x, RELU=relu, ROWS=tiles.rows,
-        PLACES=places, SPAN=span, K1=k1, K2=k2, N=_padded(tiles.group * count),
+        PLACES=places, SPAN=span, K1=k1, K2=k2, N=padded(tiles.group * count),
         num_warps=tiles.warps, num_stages=tiles.stages, **launch_options(x.device),
     )  # fmt: skip
     return out
@@ -258,7 +258,7 @@ def halve_and_mix(
     pixels = out_height * out_width
     tiles = tiles or mix_tiles_for(channels)
     _, k1, k2 = _spans(3 * channels)
-    n = _padded(count)
+    n = padded(count)
     even = k1 + k2 == 3 * channels and hidden % tiles.chunk == 0 and n == count
     _halve_and_mix_kernel[(triton.cdiv(pixels, tiles.pixels), batch)](
         x, weight, bias, mix, mix_bias, out, height, width, out_width, pixels, C=channels, HIDDEN=hidden, OUT=count,
@@ -309,17 +309,12 @@ def convolve_image(image: Tensor, weight: Tensor, bias: Tensor, tiles: ImageTile
     pixels = out_height * out_width
     _image_kernel[(triton.cdiv(pixels, tiles.pixels), batch)](
         image, weight, bias, out, height, width, out_width, pixels, *image.stride(), BANDS=bands, OUT=count,
-        PLACES=tiles.pixels, K=min(32, _padded(9 * bands)), N=_padded(count), num_warps=tiles.warps,
+        PLACES=tiles.pixels, K=min(32, padded(9 * bands)), N=padded(count), num_warps=tiles.warps,
     )  # fmt: skip
     return out
-
-
-def _padded(size: int) -> int:
-    """What a matrix unit takes."""
-    return max(16, triton.next_power_of_2(size))
 
 
 def _spans(span: int) -> tuple[int, int, int]:
     """The elements of a patch's row, and two powers of two that hold them."""
     first = max(16, 1 << (span.bit_length() - 1))
-    return span, first, _padded(span - first) if span > first else 0
+    return span, first, padded(span - first) if span > first else 0

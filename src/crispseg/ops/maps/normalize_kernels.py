@@ -22,7 +22,7 @@ from torch import Tensor
 
 from crispseg.ops.common.column_sums import add_parts
 from crispseg.ops.common.dependent_launch import after_the_kernel_before, launch_options
-from crispseg.ops.common.hardware import multiprocessors
+from crispseg.ops.common.hardware import multiprocessors, padded
 from crispseg.ops.common.rounding import multiply, widened
 from crispseg.ops.maps.resizing_kernels import between
 
@@ -288,10 +288,10 @@ def norm_relu_add(
     count = weight.shape[0]
     out = x.new_empty(batch, height, width, count)
     tiles = tiles or add_tiles_for(batch * height * width, channels)
-    block = min(tiles.channels, max(16, triton.next_power_of_2(count)))
+    block = min(tiles.channels, padded(count))
     _norm_relu_add_kernel[(triton.cdiv(height * width, tiles.pixels) * triton.cdiv(count, block), batch)](
         x, norm_weight, norm_bias, weight, bias, coarser, out, height, width, coarse_h, coarse_w, coarse_h / height,
         coarse_w / width, eps, WIDTH=channels, OUT=count, PLACES=tiles.pixels,
-        COLUMNS=max(16, triton.next_power_of_2(channels)), N=block, num_warps=tiles.warps, **launch_options(x.device),
+        COLUMNS=padded(channels), N=block, num_warps=tiles.warps, **launch_options(x.device),
     )  # fmt: skip
     return out

@@ -30,18 +30,9 @@ import triton
 from torch import Tensor
 
 from crispseg.ops.common.dependent_launch import launch_options
+from crispseg.ops.common.hardware import padded
 from crispseg.ops.nc_ssd import gradient_kernels as kernels
-from crispseg.ops.nc_ssd.launch import (
-    DTYPES,
-    Sizes,
-    Tiling,
-    launch,
-    padded,
-    product_of,
-    split,
-    state_dtype,
-    without_idling,
-)
+from crispseg.ops.nc_ssd.launch import DTYPES, Sizes, Tiling, launch, product_of, split, state_dtype, without_idling
 from crispseg.ops.nc_ssd.spec import Gates, normaliser_floor
 
 # By kernel, in bfloat16; the largest tokens that leave no multiprocessor idle are taken, at most these.

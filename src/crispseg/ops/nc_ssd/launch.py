@@ -11,7 +11,7 @@ from torch import Tensor
 
 from crispseg.ops.common import rounding
 from crispseg.ops.common.dependent_launch import launch_options
-from crispseg.ops.common.hardware import multiprocessors
+from crispseg.ops.common.hardware import multiprocessors, padded
 from crispseg.ops.nc_ssd import kernels
 from crispseg.ops.nc_ssd.spec import Gates, Rule, normaliser_floor
 
@@ -71,10 +71,6 @@ class States(NamedTuple):
     mu: Tensor  # (B, H*P) the fused tokens' mean, without the skip
     read: Tensor  # (B, N, H*P) (S - k mu^T) a, in the precision of the products
     affine: Tensor  # (B, 3, H*P) a mu, (1 + s - a) mean, skip
-
-
-def padded(size: int) -> int:
-    return max(16, triton.next_power_of_2(size))
 
 
 def takes(v: Tensor, b: Tensor, c: Tensor, rho: Tensor, rule: Rule) -> bool:

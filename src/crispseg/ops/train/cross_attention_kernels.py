@@ -16,14 +16,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from crispseg.ops.common.hardware import padded
 from crispseg.ops.common.rounding import multiply
-from crispseg.ops.common.tokens_and_pixels import LOG2_E, AttentionTiles, add_parts, inside, like, product
+from crispseg.ops.common.tokens_and_pixels import LOG2_E, SMALLEST, AttentionTiles, add_parts, inside, like, product
 
 _READ_TOKENS = AttentionTiles(128, 4, 2, 4)  # many queries
 _READ_TOKENS_BACK = AttentionTiles(64, 4, 2, 3)  # registers for three programs on a multiprocessor
 _READ_PIXELS = AttentionTiles(64, 4, 3, 4)  # few queries
 _READ_PIXELS_BACK = AttentionTiles(64, 4, 2, 3)
-_FLOAT32 = AttentionTiles(16, 4, 1)  # for the interpreter
 _ROWS, _COLUMNS = 32, 64  # of the tokens of a group of heads; one head may have more rows
 _PARTS = 16
 
@@ -250,15 +250,15 @@ class Shape(NamedTuple):
     def of(cls, pixels: Tensor, few: Tensor, inner: int, heads: int, tiles: AttentionTiles) -> Shape:
         batch, length, _ = pixels.shape
         tokens, width = few.shape[1], inner // heads
-        tiles = _FLOAT32 if pixels.dtype == torch.float32 else tiles
-        padded = triton.next_power_of_2(tokens)
+        tiles = SMALLEST if pixels.dtype == torch.float32 else tiles
+        held = triton.next_power_of_2(tokens)
         wide = _COLUMNS // triton.next_power_of_2(width)
-        group = max(1, min(_ROWS // padded, wide, triton.next_power_of_2(heads)))
-        padded = max(padded, 16 // group)  # a product has sixteen rows at least
-        columns = max(16, triton.next_power_of_2(group * width))
+        group = max(1, min(_ROWS // held, wide, triton.next_power_of_2(heads)))
+        held = max(held, 16 // group)  # a product has sixteen rows at least
+        columns = padded(group * width)
         span = tiles.span(batch * triton.cdiv(heads, group), length, pixels.device)
         fixed = {
-            "WIDTH": width, "TOKENS": padded, "GROUP": group, "COLUMNS": columns, "PIXELS": tiles.pixels,
+            "WIDTH": width, "TOKENS": held, "GROUP": group, "COLUMNS": columns, "PIXELS": tiles.pixels,
             "EVEN": length % tiles.pixels == 0, "FILLED": columns == group * width and heads % group == 0,
             "num_warps": tiles.warps, "num_stages": tiles.stages,
         }  # fmt: skip

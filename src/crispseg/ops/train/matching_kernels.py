@@ -17,14 +17,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from crispseg.ops.common.hardware import padded
 from crispseg.ops.common.rounding import multiply
-from crispseg.ops.common.tokens_and_pixels import LOG2_E, AttentionTiles, add_parts, inside, like, product
+from crispseg.ops.common.tokens_and_pixels import LOG2_E, SMALLEST, AttentionTiles, add_parts, inside, like, product
 from crispseg.ops.infer.pixel_attention import MOST_CHANNELS
 
 _TILES = AttentionTiles(64, 4, 2, 3)
 _COLUMNS = 64  # channels that a program of the gradients holds
 _SOFT_REGISTERS = 168  # of those of soft matching, so that as many run at once as in hard matching
-_FLOAT32 = AttentionTiles(16, 4, 1)  # for the interpreter
 _ROWS = 32  # prototypes of a group of classes
 _LEAST_NORM = tl.constexpr(1e-12)  # as functional.normalize has it
 
@@ -179,12 +179,12 @@ class Shape(NamedTuple):
     def of(cls, x: Tensor, prototypes: Tensor, most: int) -> Shape:
         batch, length, width = x.shape
         classes, count = prototypes.shape[1:3]
-        tiles = _FLOAT32 if x.dtype == torch.float32 else _TILES
+        tiles = SMALLEST if x.dtype == torch.float32 else _TILES
         each = triton.next_power_of_2(count)
         group = max(1, min(_ROWS // each, triton.next_power_of_2(classes)))
         group = max(group, 16 // each)  # a product has sixteen rows at least
         groups = triton.cdiv(classes, group)
-        columns = min(most, max(16, triton.next_power_of_2(width)))
+        columns = min(most, padded(width))
         blocks = triton.cdiv(width, columns)
         span = tiles.span(batch * groups * blocks, length, x.device)
         fixed = {

@@ -6,7 +6,6 @@ first convolution of a VSSD is adapted to our bands.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from crispseg.data.folder import Folder
 from crispseg.errors import UserError, nearest
 from crispseg.models.base import SegmentationModel
 from crispseg.models.folder import load as load_model
+from crispseg.models.one_class_more import shapes_with_one_class_more
 from crispseg.models.pretrained import (
     PICTURE_BANDS,
     STEM,
@@ -195,7 +195,7 @@ def _class_axes(model: SegmentationModel) -> dict[str, _ClassAxis | None]:
     """The tensors that depend on the number of classes, found by making the network with one class more; None where it
     is not one dimension that grows, so that nobody knows whose values are whose."""
     axes: dict[str, _ClassAxis | None] = {}
-    larger = _shapes_with_one_class_more(model)
+    larger = shapes_with_one_class_more(model)
     for name, tensor in model.state_dict().items():
         shape = larger.get(name, tensor.shape)
         if shape != tensor.shape:
@@ -207,13 +207,3 @@ def _class_axes(model: SegmentationModel) -> dict[str, _ClassAxis | None]:
             one = len(grown) == 1 and len(shape) == tensor.ndim
             axes[name] = _ClassAxis(*grown[0]) if one else None
     return axes
-
-
-def _shapes_with_one_class_more(model: SegmentationModel) -> dict[str, torch.Size]:
-    """Measured on the meta device if the network can be made there. Of one that cannot have another number of classes
-    nothing is known, and its tensors are taken over by their shapes."""
-    for device in ("meta", "cpu"):
-        with contextlib.suppress(Exception), torch.random.fork_rng(devices=[]), torch.device(device):
-            larger = create_model(model.name, model.num_classes + 1, model.in_channels, **model.options)
-            return {name: tensor.shape for name, tensor in larger.state_dict().items()}
-    return {}

@@ -6,6 +6,7 @@ from safetensors.torch import save_file
 
 import crispseg
 from crispseg.errors import UserError
+from crispseg.models.vssd import VARIANTS
 from crispseg.models.vssd_checkpoint import start_from_checkpoint
 from tests.models.test_vssd import PUBLIC, randomised
 
@@ -117,12 +118,40 @@ def test_a_hybrid_file_starts_the_papers_model(fusion, tmp_path):
     weights, path = public_weights(), tmp_path / "vssd_tiny.pth"
     torch.save({"model": weights}, path)
     target = backbone(last_stage="ncssd", fusion=fusion, dco=True)
-    said = start_from_checkpoint(target, path)
+    said, warning = start_from_checkpoint(target, path)
     loaded = target.state_dict()
     same = [name for name in loaded if name in weights and torch.equal(loaded[name], weights[name])]
     assert len(same) == sum(name in loaded and loaded[name].shape == t.shape for name, t in weights.items()) > 80
     assert "under layers.3.attn" in said and str(path) in said and "\n" not in said
-    assert ("trained with raw fusion and this model has normalized" in said) == (fusion == "normalized")
+    assert "not in the file, so fresh: DCO's gates, the output norms, stage 4's mixers)" in said
+    assert ("raw fusion and this model has normalized" in warning) == (fusion == "normalized")
+    assert fusion == "normalized" or not warning
+
+
+def test_the_public_model_itself_starts_whole_and_without_remarks(tmp_path):
+    torch.save(public_weights(classifier=False), tmp_path / "w.pth")
+    said, warning = start_from_checkpoint(backbone(), tmp_path / "w.pth")
+    assert "fresh" not in said and "left out" not in said and not warning
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_file_of_another_size_is_told_which_model_it_is_for(name, tmp_path):
+    path = tmp_path / "w.pth"
+    with torch.device("meta"):
+        shapes = {n: t.shape for n, t in crispseg.create_backbone(name, **PUBLIC).state_dict().items()}
+    torch.save({n: torch.zeros(()).expand(shape) for n, shape in shapes.items()}, path)
+    other = "vssd_small" if name != "vssd_small" else "vssd_tiny"
+    for load in (crispseg.load_vssd_checkpoint, start_from_checkpoint):
+        with pytest.raises(UserError, match=rf"is a {name} of width .*take model={name.replace('vssd', 'crisp')}") as e:
+            load(crispseg.create_backbone(other), path)
+        assert len(str(e.value)) < 250 + len(str(path))
+    assert name.replace("vssd", "crisp") in crispseg.list_models()
+
+
+def test_a_size_that_no_model_has_is_said(tmp_path):
+    torch.save(public_weights(), tmp_path / "w.pth")
+    with pytest.raises(UserError, match="a VSSD of width 8 and depths 1, 1, 2, 1, .*no model here has that size"):
+        crispseg.load_vssd_checkpoint(crispseg.create_backbone("vssd_micro"), tmp_path / "w.pth")
 
 
 def test_a_start_adapts_the_first_convolution_to_the_bands(tmp_path):

@@ -29,9 +29,15 @@ class Progress:
         else:
             self.say(f"step {done}/{self.total}  {text}  {self._time_left(done)} left")
 
+    def warn(self, text: str) -> None:
+        """What the user must know, silent or not."""
+        self._print(f"warning: {text}")
+
     def say(self, text: str) -> None:
-        if self.silent:
-            return
+        if not self.silent:
+            self._print(text)
+
+    def _print(self, text: str) -> None:
         if self._bar is not None:
             self._bar.console.print(text, markup=False, highlight=False)
         else:

@@ -80,7 +80,7 @@ def start_from(model: SegmentationModel, path: Path, folder: Folder | None = Non
             f"model.weights {path} is a checkpoint file, which only VSSD backbones and the rivals take; give a model "
             "folder"
         )
-    model.origin = start_from_checkpoint(backbone, path, model.info.bands)
+    model.origin, model.caution = start_from_checkpoint(backbone, path, model.info.bands)
     if folder is not None and _in_8_bits(folder) and model.in_channels == len(IMAGENET_MEAN):
         model.info = dataclasses.replace(model.info, mean=IMAGENET_MEAN, std=IMAGENET_STD)
         model.origin += ", with ImageNet's mean and std"

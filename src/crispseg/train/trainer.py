@@ -97,6 +97,9 @@ class Trainer:
         self.meter = Meter(self.processes, self.log, self.progress, self.batch_size)
         self.meter.load_state_dict(self.meter_state)
         self.progress.say(self._greeting())
+        caution = self.stepper.model.caution
+        if caution and not self.done and self.processes.first:
+            self.progress.warn(caution)
 
     def _begin_trackers(self) -> list[Tracker]:
         told = [*named_trackers(self.config.track, self.progress.say), *self.trackers]

@@ -117,12 +117,23 @@ def test_other_classes_are_named_and_nothing_is_loaded() -> None:
     with pytest.raises(UserError) as caught:
         load_authors_checkpoint(model, unetformer_file())
     assert str(caught.value) == (
-        "the state dict does not fit unetformer_r18: "
+        "the state dict does not fit unetformer_r18: it is for 6 classes and this model for 7: "
         "decoder.aux_head.conv_out.0.weight is 6x64x1x1 there and 7x64x1x1 here, "
         "decoder.segmentation_head.2.0.weight is 6x64x1x1 there and 7x64x1x1 here; "
         "create the model with the checkpoint's number of classes and bands"
     )
     assert torch.equal(model.backbone.conv1.weight, before)
+
+
+@pytest.mark.parametrize("file", ["abcnet", "banet", "unetformer", "sfanet", "dcswin_tiny", "aerialformer_tiny"])
+def test_for_other_classes_all_but_the_classifier_is_loaded_in_part(file: str) -> None:
+    model, state = create_model(KEY_FILES[file], num_classes=5), fake(file)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    report = load_authors_checkpoint(model, state, partial=True)
+    assert report.classes == 6 and "all classes new, as the file has 6" in str(report)
+    assert report.missing and len(report.missing) <= 10 and len(report.left_over) == len(report.missing)
+    assert all(torch.equal(model.state_dict()[name], before[name]) for name in report.missing)
+    assert set(report.placed) | set(report.left_over) == set(state)
 
 
 def test_another_networks_file(unetformer: Peer) -> None:

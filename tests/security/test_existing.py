@@ -40,9 +40,11 @@ OUTPUTS = {  # the words of a command, and a file of somebody's that it would wr
     "begun/environment.json": ["pretrain", "data=stripes", "out=begun"],
     "report/notes.txt": ["eval", "model", "squares", "--out", "report"],
     "figures/notes.txt": ["analyze", "model", "squares", "--out", "figures"],
+    "rival/config.json": ["convert", "banet_restlite", "banet.ckpt", "-o", "rival", "--protocol", "potsdam/geoseg6"],
     "tables/mine.md": ["ablate", "mine.yaml", "--data", "data.yaml", "--out", "tables"],
 }
-NEW_FOLDERS = {"train", "pretrain", "eval", "analyze", "ablate"}  # never written over: a new folder, or one of theirs
+# never written over: a new folder, or one of theirs
+NEW_FOLDERS = {"train", "pretrain", "eval", "analyze", "ablate", "convert"}
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ VERBS = {
     "info": "what a model costs, or what a data folder holds",
     "pretrain": "train a backbone on photos, scenes or unlabelled imagery",
     "train": "train a model on a folder of images and masks",
+    "convert": "make a model of a checkpoint that a rival's authors published",
     "eval": "score a model, or compare two",
     "analyze": "look into a trained model: spectra, gates, prototypes, errors",
     "predict": "segment whole scenes into georeferenced maps",

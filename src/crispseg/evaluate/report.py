@@ -83,7 +83,7 @@ def check_free(out: str | os.PathLike[str]) -> None:
     """Refuse a place that holds something, so that no report is mixed with another."""
     folder = Path(out)
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-        raise UserError(f"{folder} exists and is not an empty folder; choose another place for the report")
+        raise UserError(f"{folder} exists and is not an empty folder; choose another place")
 
 
 def report_files(evaluation: Evaluation) -> dict[str, bytes]:

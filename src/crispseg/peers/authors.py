@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from crispseg.errors import UserError
+from crispseg.models.one_class_more import shapes_with_one_class_more
 from crispseg.models.weights import read_weights, tensors_in
 from crispseg.peers.base import Peer
 
@@ -28,6 +29,14 @@ class Placement:
     placed: tuple[str, ...]
     left_over: tuple[str, ...]
     missing: tuple[str, ...]
+    classes: int | None = None  # the checkpoint's, if it is for another number of them: its classifier was left out
+
+    def __str__(self) -> str:
+        facts = [f"{len(self.placed)} tensors"]
+        facts += [f"all classes new, as the file has {self.classes}"] if self.classes else []
+        facts += [f"{len(self.missing)} of ours stay fresh"] if self.missing else []
+        facts += [f"{len(self.left_over)} have no place here"] if self.left_over else []
+        return "; ".join(facts)
 
 
 def load_authors_checkpoint(
@@ -36,14 +45,16 @@ def load_authors_checkpoint(
     """Load a checkpoint of the network's authors: a .pth, .pt, .ckpt or .safetensors file, or its state dict.
 
     A tensor of another shape, or one of ours that the checkpoint lacks, is an error and leaves the model untouched.
+    With `partial` neither a missing tensor nor another number of classes is: what belongs to the classes stays fresh.
 
     Args:
         model: One of the rivals, such as `create_model("unetformer_r18")`.
         source: The file, or the mapping of names to tensors that it would hold.
-        partial: Allow missing tensors: a pretrained backbone alone.
+        partial: Load what fits: a pretrained backbone alone, or all but the classifier of a network for other classes.
 
     Returns:
-        What was `placed`, what was `left_over` in the file, what was `missing` from it.
+        What was `placed`, what was `left_over` in the file, what was `missing` from it, and the file's number of
+            `classes` where it is another.
     """
     if not isinstance(model, Peer):
         raise UserError(
@@ -57,7 +68,13 @@ def load_authors_checkpoint(
             f"nothing in {where} belongs to {_name(model)}: {_some(left_over) or 'it holds no tensors'}; "
             "is it a checkpoint of another network?"
         )
-    _check(model, ours, origin, where)
+    classes = _other_classes(model, ours)
+    if classes is not None and partial:
+        for name in _class_tensors(model):
+            if name in ours:
+                left_over.append(origin[name])
+                del ours[name]
+    _check(model, ours, origin, where, classes)
     state = model.state_dict()
     missing = tuple(name for name in state if name not in ours and not name.endswith(COUNTER))
     if missing and not partial:
@@ -66,7 +83,7 @@ def load_authors_checkpoint(
             "give partial=True to load what there is"
         )
     model.load_state_dict({name: tensor for name, tensor in ours.items() if name in state}, strict=False)
-    return Placement(tuple(origin[name] for name in ours), tuple(left_over), missing)
+    return Placement(tuple(origin[name] for name in ours), tuple(left_over), missing, classes)
 
 
 def our_name(model: Peer, authors_name: str) -> str:
@@ -102,7 +119,25 @@ def _places(model: nn.Module) -> dict[str, Tensor]:
     return {**model.state_dict(), **constants}
 
 
-def _check(model: Peer, ours: Mapping[str, Tensor], origin: Mapping[str, str], where: str) -> None:
+def _class_tensors(model: Peer) -> dict[str, torch.Size]:
+    """The tensors that depend on the number of classes, with their shapes for one class more."""
+    larger, own = shapes_with_one_class_more(model), model.state_dict()
+    return {name: shape for name, shape in larger.items() if name in own and own[name].shape != shape}
+
+
+def _other_classes(model: Peer, ours: Mapping[str, Tensor]) -> int | None:
+    """How many classes the checkpoint is for, if that is another number than the model's."""
+    own = model.state_dict()
+    for name, larger in _class_tensors(model).items():
+        given = ours.get(name, own[name]).shape
+        for now, more, there in zip(own[name].shape, larger, given, strict=False):
+            further, rest = divmod(there - now, more - now) if more != now else (0, 0)
+            if further and not rest and model.num_classes + further > 0:
+                return model.num_classes + further
+    return None
+
+
+def _check(model: Peer, ours: Mapping[str, Tensor], origin: Mapping[str, str], where: str, classes: int | None) -> None:
     places = _places(model)
     wrong = [
         f"{origin[name]} is {_shape(tensor)} there and {_shape(places[name])} here"
@@ -110,8 +145,9 @@ def _check(model: Peer, ours: Mapping[str, Tensor], origin: Mapping[str, str], w
         if tensor.shape != places[name].shape
     ]
     if wrong:
+        cause = f"it is for {classes} classes and this model for {model.num_classes}: " if classes else ""
         raise UserError(
-            f"{where} does not fit {_name(model)}: {_some(wrong)}; "
+            f"{where} does not fit {_name(model)}: {cause}{_some(wrong)}; "
             "create the model with the checkpoint's number of classes and bands"
         )
     for name, tensor in ours.items():

@@ -50,8 +50,9 @@ class DataConfig:
 class ModelConfig:
     name: str | None = None  # none: crisp_tiny on a GPU, crisp_nano on a CPU
     options: dict[str, Any] = dataclasses.field(default_factory=dict)  # e.g. {prototypes: 4}
-    # start from a backbone (by name or folder), a model folder or a public VSSD checkpoint; none: what comes along for
-    # the model (the same network trained whole, or else its backbone), where there is one; "none": random weights
+    # start from a backbone (by name or folder), a model folder, a public VSSD checkpoint or a rival's authors'; none:
+    # what comes along for the model (the same network trained whole, or else its backbone), where there is one; "none":
+    # random weights
     weights: str | None = None
 
 

@@ -73,7 +73,7 @@ def start_from(model: SegmentationModel, path: Path, folder: Folder | None = Non
         known = [*list_shipped(), *list_backbones_with_weights()]
         raise UserError(f"there is no weight file {path}{nearest(str(path), known)}")
     if path.is_file() and is_peer(model):
-        model.origin = _start_from_authors(model, path)
+        model.origin = _start_from_authors(model, path) + _as_on_imagenet(model, folder)
         return
     if not isinstance(backbone, VSSD):
         raise UserError(
@@ -81,9 +81,15 @@ def start_from(model: SegmentationModel, path: Path, folder: Folder | None = Non
             "folder"
         )
     model.origin, model.caution = start_from_checkpoint(backbone, path, model.info.bands)
-    if folder is not None and _in_8_bits(folder) and model.in_channels == len(IMAGENET_MEAN):
-        model.info = dataclasses.replace(model.info, mean=IMAGENET_MEAN, std=IMAGENET_STD)
-        model.origin += ", with ImageNet's mean and std"
+    model.origin += _as_on_imagenet(model, folder)
+
+
+def _as_on_imagenet(model: SegmentationModel, folder: Folder | None) -> str:
+    """Normalise pixels as public weights expect them, where they are of that kind; says so."""
+    if folder is None or not _in_8_bits(folder) or model.in_channels != len(IMAGENET_MEAN):
+        return ""
+    model.info = dataclasses.replace(model.info, mean=IMAGENET_MEAN, std=IMAGENET_STD)
+    return ", with ImageNet's mean and std"
 
 
 def is_peer(model: SegmentationModel) -> bool:
@@ -96,10 +102,7 @@ def _start_from_authors(model: SegmentationModel, path: Path) -> str:
     """A checkpoint of the network's authors, or only its encoder's."""
     from crispseg.peers.authors import load_authors_checkpoint
 
-    placed = load_authors_checkpoint(model, path, partial=True)
-    fresh = f"; {len(placed.missing)} of ours stay fresh" if placed.missing else ""
-    left = f"; {len(placed.left_over)} have no place here" if placed.left_over else ""
-    return f"the authors' checkpoint {path} ({len(placed.placed)} tensors{fresh}{left})"
+    return f"the authors' checkpoint {path} ({load_authors_checkpoint(model, path, partial=True)})"
 
 
 def _in_8_bits(folder: Folder) -> bool:

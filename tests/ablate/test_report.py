@@ -89,6 +89,22 @@ def test_a_table_may_ask_for_other_scores(tmp_path):
     assert "| difference | to | BF@3px | mIoU | pairs |" in text
 
 
+def test_the_papers_numbers_of_a_data_set_stand_beside_ours_on_it(tmp_path):
+    rows = (
+        Row("a", paper={"potsdam": {"mBF": 66.69}, "loveda": {"mBF": 19.99}, "params M": 56}),
+        Row("b", {"loss": {"dice": 1.0}}, paper={"potsdam": {"mBF": 70.38}}),
+    )
+    table = dataclasses.replace(TABLE, rows=rows, scores=("BF@3px",))
+    labels = ["potsdam/paper5", "vaihingen_fragment/fold0"]
+    values = {(row, label, seed): result(0.5) for row in "ab" for label in labels for seed in (0, 1)}
+    plan, store = make(tmp_path, labels, values, table)
+    heading, _, a, b = report(table, plan, store, None).splitlines()[2:6]
+    ours, other = (f"{label}: runs | {label}: BF@3px" for label in labels)
+    assert heading == f"|  | {ours} | {labels[0]}: paper's mBF | {other} | paper's params M | paper's loveda mBF |"
+    assert a == "| a | 2 | 50.00 ± 0.00 | 66.69 | 2 | 50.00 ± 0.00 | 56 | 19.99 |"
+    assert b == "| b | 2 | 50.00 ± 0.00 | 70.38 | 2 | 50.00 ± 0.00 |  |  |"
+
+
 def test_what_is_missing_is_said(tmp_path):
     plan, store = make(tmp_path, ["d"], {("a", "d", 0): result(0.5)})
     runs = plan.places

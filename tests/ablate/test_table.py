@@ -115,3 +115,16 @@ def test_runs_are_scored_on_the_split_of_their_protocol(tmp_path):
     for protocol, score in (("potsdam/paper5", "protocol"), ("dubai/own5", "val")):
         plan = make_plan([table], [DataSet(protocol, {"data": {"protocol": protocol}})], [], [0], tmp_path)
         assert [run.config.score for run in plan.runs] == [score]
+
+
+def test_the_papers_boundary_scores_are_there_by_data_set():
+    sharpness, band = (read_table(find_table(name)) for name in ("sharpness", "boundary"))
+    assert [row.paper_on("loveda") for row in sharpness.rows] == [{"mBF": 19.99}, {"mBF": 22.39}]
+    assert [row.paper_on("potsdam")["mBF"] for row in (*sharpness.rows, *band.rows)] == [
+        66.69,
+        70.38,
+        86.98,
+        82.32,
+        89.53,
+    ]
+    assert all(not row.paper_on("") for row in (*sharpness.rows, *band.rows))

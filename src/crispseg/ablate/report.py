@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -174,35 +174,59 @@ def as_markdown(found: Found) -> str:
 
 
 def _scores(found: Found) -> list[str]:
-    quoted = list(dict.fromkeys(name for row in found.table.rows for name in row.paper))
+    beside, apart = _quoted(found)
     headings = [""]
     for label in found.labels:
         headings += [_of(found, "runs", label), *(_of(found, column.heading, label) for column in found.columns)]
+        headings += [_of(found, f"paper's {name}", label) for name in beside[label]]
     rows = []
     for row in found.table.rows:
         cells = [row.name]
         for label in found.labels:
             cells += [_count(found, row, label)]
             cells += [_number(found.summary(row, label, column), column) for column in found.columns]
+            cells += _paper(row, _dataset(label), beside[label])
         timed = {} if found.timings is None else speed.columns(found.timings, speed.model_word(found.table, row))
-        papers = [f"{row.paper[name]:g}" if name in row.paper else "" for name in quoted]
+        papers = [cell for dataset, names in apart.items() for cell in _paper(row, dataset, names)]
         rows.append(_line([*cells, *timed.values(), *papers]))
+    elsewhere = [f"paper's {f'{dataset} ' if dataset else ''}{name}" for dataset in apart for name in apart[dataset]]
     if found.timings is not None:
         headings += speed.columns(found.timings, "")
-        rows += [_timed_only(found, word, len(quoted)) for word in _beside(found)]
-    headings += [f"paper's {name}" for name in quoted]
+        rows += [_timed_only(found, word, beside, len(elsewhere)) for word in _beside(found)]
+    headings += elsewhere
     return [_line(headings), _line(["---"] * len(headings)), *rows]
+
+
+def _quoted(found: Found) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    """Which of the paper's numbers stand beside ours, by label, and which at the end, by data set (or none)."""
+    rows, sets = found.table.rows, {_dataset(label) for label in found.labels}
+    named = {key: None for row in rows for key, value in row.paper.items() if isinstance(value, dict)}
+    names = {dataset: list(dict.fromkeys(n for row in rows for n in row.paper_on(dataset))) for dataset in ("", *named)}
+    beside = {label: names.get(_dataset(label), []) for label in found.labels}
+    return beside, {dataset: columns for dataset, columns in names.items() if dataset not in sets}
+
+
+def _dataset(label: str) -> str:
+    """Of a protocol's name, potsdam/paper5, the set's."""
+    return label.partition("/")[0]
+
+
+def _paper(row: Row, dataset: str, names: Sequence[str]) -> list[str]:
+    numbers = row.paper_on(dataset)
+    return [f"{numbers[name]:g}" if name in numbers else "" for name in names]
 
 
 def _beside(found: Found) -> tuple[str, ...]:
     return () if found.table.bench is None else found.table.bench.beside
 
 
-def _timed_only(found: Found, word: str, papers: int) -> str:
+def _timed_only(found: Found, word: str, beside: Mapping[str, Sequence[str]], elsewhere: int) -> str:
     """The line of a model that was timed beside the rows'."""
     assert found.timings is not None
-    scores = ["timed only", *("-" for _ in found.columns)] * len(found.labels)
-    return _line([word, *scores, *speed.columns(found.timings, word).values(), *("" for _ in range(papers))])
+    cells = [word]
+    for label in found.labels:
+        cells += ["timed only", *("-" for _ in found.columns), *("" for _ in beside[label])]
+    return _line([*cells, *speed.columns(found.timings, word).values(), *("" for _ in range(elsewhere))])
 
 
 def _count(found: Found, row: Row, label: str) -> str:

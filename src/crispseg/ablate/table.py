@@ -16,7 +16,15 @@ class Row:
     name: str
     set: dict[str, Any] = dataclasses.field(default_factory=dict)  # laid over the table's `set`
     against: str | None = None  # the row it is compared with; none: the table's baseline
-    paper: dict[str, float] = dataclasses.field(default_factory=dict)  # the paper's numbers, to show beside ours
+    # the paper's numbers, to show with ours: by score, or by data set (potsdam) and then by score
+    paper: dict[str, float | dict[str, float]] = dataclasses.field(default_factory=dict)
+
+    def paper_on(self, dataset: str) -> dict[str, float]:
+        """The paper's numbers of one data set; those of none in particular for an empty name."""
+        if not dataset:
+            return {name: value for name, value in self.paper.items() if not isinstance(value, dict)}
+        found = self.paper.get(dataset, {})
+        return found if isinstance(found, dict) else {}
 
 
 @dataclasses.dataclass(frozen=True)

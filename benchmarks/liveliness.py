@@ -24,10 +24,10 @@ import crispseg
 from crispseg.ablate.plan import Run, make_plan, read_data_sets
 from crispseg.ablate.table import read_table
 from crispseg.analysis import Settings, analyze
+from crispseg.analysis.prototypes import USED
 from crispseg.configs import find_table
 from crispseg.train.setup import open_data
 
-IN_USE = 0.1  # of its class's pixels
 COLUMNS = {
     "mIoU": "mIoU",
     "gates off": "gates off",
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             found.append({"row": place.row, "data": place.data, "seed": place.seed, **look(run, args.images)})
             print(json.dumps(found[-1]), flush=True)
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps({"in_use": IN_USE, "images": args.images, "runs": found}, indent=1) + "\n")
+    args.out.write_text(json.dumps({"in_use": USED, "images": args.images, "runs": found}, indent=1) + "\n")
     args.out.with_suffix(".md").write_text(report([row.name for row in table.rows], found))
     return 0
 
@@ -71,14 +71,15 @@ def look(run: Run, images: int) -> dict[str, Any]:
         name if name != "as trained" else "mIoU": 100 * variant.mistakes.figures(scored)["mIoU"]
         for name, variant in seen.variants.items()
     }
-    values["awake"] = statistics.median(seen.liveliness.values()) if seen.liveliness else None
+    awake = seen.liveliness.get("as trained", {})
+    values["awake"] = statistics.median(awake.values()) if awake else None
     gates = seen.gates.get("as trained", ())
     values["travelled"] = statistics.mean(block.travelled for block in gates) if gates else None
     if seen.prototypes is not None:
         shares = seen.prototypes.shares
         met = [c for c in scored if seen.prototypes.pixels[c].sum() > 0]
         values["shares"] = {seen.conditions.protocol.classes[c]: [round(float(s), 4) for s in shares[c]] for c in met}
-        values["alive"] = sum(int((shares[c] >= IN_USE).sum()) >= 2 for c in met) / max(len(met), 1)
+        values["alive"] = sum(int((shares[c] >= USED).sum()) >= 2 for c in met) / max(len(met), 1)
     return values
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from crispseg.analysis.gates import GATES, calibrated_mixers, gates_off, learned_gates
+from crispseg.analysis.gates import GATES, calibrated_mixers, gates_off, learned_gates, learned_temperatures
 from crispseg.models.base import SegmentationModel
 from tests.analysis.conftest import make_model
 from tests.evaluate.toy import colour_model
@@ -62,6 +62,11 @@ def test_learned_gates_are_the_formulas(crisp: SegmentationModel) -> None:
             assert (spread.mean, spread.low, spread.high) == pytest.approx(
                 (values.mean(), values.min(), values.max()), abs=1e-6
             )
+        raw = {key: state[prefix + ("lambda_" if key == "residual" else key)] for key in GATES}
+        for key, values in raw.items():
+            assert each.distances[key] == pytest.approx(np.abs(values - 0.01).mean(), abs=1e-6)
+        everything = np.concatenate([values.ravel() for values in raw.values()])
+        assert each.travelled == pytest.approx(np.abs(everything - 0.01).mean(), abs=1e-6)
         gains = [
             (1 + t) * (1 + o) / (1 + s) for o in acting["omega"] for s, t in zip(acting["s"], acting["t"], strict=True)
         ]
@@ -73,5 +78,18 @@ def test_learned_gates_are_the_formulas(crisp: SegmentationModel) -> None:
 def test_a_step_that_is_off_has_no_gate() -> None:
     first = learned_gates(make_model(dco={"residual": False, "rebalance": False}))[0]
     assert first.gates["residual"] is first.gates["s"] is first.gates["t"] is None
+    assert first.distances["residual"] is first.distances["s"] is None and first.distances["omega"] is not None
     assert first.gates["omega"] is not None
     assert first.gain.mean == pytest.approx(1 + first.gates["omega"].mean)
+
+
+def test_temperatures_are_those_of_selective_fusion_alone() -> None:
+    assert learned_temperatures(make_model()) == () and learned_temperatures(colour_model()) == ()
+    model = make_model(fusion="selective", selectivity=3.0)
+    block = model.backbone.layers[1].blocks[0]
+    with torch.no_grad():
+        block.attn.selection.queries.weight[0] = 7.0
+    found = learned_temperatures(model)
+    assert len(found) == sum(model.backbone.config.depths) and all(each.start == 3 for each in found)
+    changed = next(each for each in found if each.block == "stage 2 block 1")
+    assert (changed.keys.mean, changed.queries.low, changed.queries.high) == (3, 3, 7)

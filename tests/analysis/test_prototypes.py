@@ -90,7 +90,7 @@ def test_one_of_everything() -> None:
 
 
 def test_a_class_never_predicted_and_one_prototype_alone() -> None:
-    pixels = np.array([[0, 0], [9, 0], [500, 4]])
+    pixels = np.array([[0, 0], [9, 0], [500, 50]])  # nine in a hundred are not in use
     found = Prototypes(1, pixels, *(np.empty(0) for _ in range(5)))
     assert np.isnan(found.shares[0]).all() and np.isnan(found.entropy[0])
     assert found.entropy[1] == 0 and found.used.tolist() == [0, 1, 1]

@@ -180,3 +180,17 @@ def test_long_titles_are_wrapped_and_not_cut() -> None:
     titles = picture[:first].astype(int)
     inked = np.flatnonzero((titles < 120).all(-1).any(0))
     assert len(titles) > 40 and inked.max() < picture.shape[1] - 2
+
+
+def test_both_models_mixers_and_every_gate_are_told(analysis: Analysis, folder: Folder) -> None:
+    tables = {table.title: table for table in all_tables(analysis)}
+    assert tables["How much the mixers vary"].header == (
+        "block",
+        "var(y^) / var(D V), as trained",
+        "var(y^) / var(D V), against",
+    )
+    assert set(analysis.to_dict()["liveliness"]) == {"as trained", "against"}
+    assert tables["Gates: as trained"].header[-4:] == tuple(f"{g} travelled" for g in ("lambda", "omega", "s", "t"))
+    assert "Temperatures: as trained" not in tables
+    selective = analyze(make_model(fusion="selective"), folder, "val", settings=Settings(images=1, pictures=0))
+    assert "Temperatures: as trained" in {table.title for table in all_tables(selective)}

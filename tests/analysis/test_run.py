@@ -52,7 +52,7 @@ def test_confusion_of_both_variants(analysis: Analysis, crisp: SegmentationModel
         # the last bit of a logit may differ with the layout of the image
         assert np.abs(analysis.variants[label].mistakes.all - matrix).sum() <= 4
     assert not np.array_equal(*(analysis.variants[label].mistakes.all for label in ("as trained", "gates off")))
-    assert set(analysis.liveliness) == set(analysis.variants["as trained"].spectrum.mixer)
+    assert set(analysis.liveliness["as trained"]) == set(analysis.variants["as trained"].spectrum.mixer)
 
 
 def test_spectrum_is_that_of_the_metrics(analysis: Analysis, crisp: SegmentationModel, folder: Folder) -> None:

@@ -17,7 +17,7 @@ from crispseg.models.crisp import CRISP
 from crispseg.models.layers import resize
 from crispseg.ops.train.matching import match
 
-USED = 0.01  # a prototype with a smaller share of its class's pixels counts as unused
+USED = 0.1  # a prototype with a smaller share of its class's pixels counts as unused
 
 
 class Matching(NamedTuple):

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crispseg import __version__
-from crispseg.analysis.gates import BlockGates
+from crispseg.analysis.gates import BlockGates, BlockTemperatures
 from crispseg.analysis.mistakes import Mistakes
 from crispseg.analysis.prototypes import Prototypes
 from crispseg.data.protocol import Labels, Protocol
@@ -125,7 +125,9 @@ class Analysis:
     names: tuple[str, ...]  # of the images
     variants: dict[str, Variant]
     gates: dict[str, tuple[BlockGates, ...]]  # by variant; only those with a DCO
-    liveliness: dict[str, float]  # var(y^) / var(D V) of each block, mean over images; empty without NC-SSD
+    temperatures: dict[str, tuple[BlockTemperatures, ...]]  # by variant; only those with selective fusion
+    # var(y^) / var(D V) of each block, mean over images, by variant (models as they are); only those with NC-SSD
+    liveliness: dict[str, dict[str, float]]
     prototypes: Prototypes | None
     looks: tuple[Look, ...]
     notes: tuple[str, ...]
@@ -142,7 +144,13 @@ class Analysis:
             "images": list(self.names),
             "variants": {label: variant.to_dict(protocol) for label, variant in self.variants.items()},
             "gates": {label: [dataclasses.asdict(b) for b in blocks] for label, blocks in self.gates.items()},
-            "liveliness": {block: number(value) for block, value in self.liveliness.items()},
+            "temperatures": {
+                label: [dataclasses.asdict(b) for b in blocks] for label, blocks in self.temperatures.items()
+            },
+            "liveliness": {
+                label: {block: number(value) for block, value in ratios.items()}
+                for label, ratios in self.liveliness.items()
+            },
             "prototypes": None if self.prototypes is None else _prototypes(self.prototypes, protocol.classes),
         }
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from crispseg.analysis.gates import calibrated_mixers, gates_off, learned_gates
+from crispseg.analysis.gates import calibrated_mixers, gates_off, learned_gates, learned_temperatures
 from crispseg.analysis.mistakes import Mistakes, boundary_band
 from crispseg.analysis.mixing import Liveliness, at_its_mean, mixers
 from crispseg.analysis.prototypes import Matching, PrototypeSums, allocation, has_prototypes, match_prototypes
@@ -87,8 +87,9 @@ def analyze(
         conditions=conditions,
         names=tuple(record.name for record in records),
         variants={label: runner.finish() for label, runner in runners.items()},
-        liveliness=runners[AS_TRAINED].liveliness.mean(),
+        liveliness={label: ratios for label in models if (ratios := runners[label].liveliness.mean())},
         gates={label: gates for label, each in models.items() if (gates := learned_gates(each))},
+        temperatures={label: found for label, each in models.items() if (found := learned_temperatures(each))},
         prototypes=sums.finish() if has_prototypes(model) else None,
         looks=tuple(looks),
         notes=(*notes, *_own_notes(models, conditions)),
@@ -184,8 +185,8 @@ class _Runner:
 
     def _as_variant(self) -> contextlib.AbstractContextManager[None]:
         model = self.evaluator.model
-        ways = {AS_TRAINED: self.liveliness.watching, GATES_OFF: gates_off, AT_MEAN: at_its_mean}
-        return ways[self.label](model) if self.label in ways else contextlib.nullcontext()
+        changed = {GATES_OFF: gates_off, AT_MEAN: at_its_mean}
+        return changed.get(self.label, self.liveliness.watching)(model)
 
     def finish(self) -> Variant:
         return Variant(self.label, self.source, self.mistakes, self._spectrum())

@@ -8,7 +8,7 @@ import io
 import numpy as np
 from numpy.typing import NDArray
 
-from crispseg.analysis.gates import BlockGates, Spread
+from crispseg.analysis.gates import GATES, BlockGates, BlockTemperatures, Spread
 from crispseg.analysis.prototypes import USED
 from crispseg.analysis.result import AS_TRAINED, AT_MEAN, Analysis, Variant, deviation
 from crispseg.analysis.watching import PLACES
@@ -18,7 +18,10 @@ from crispseg.reading import plain_cell
 SCORES, MISTAKES, USE, BETWEEN = "Right and wrong", "Largest mistakes", "Use of prototypes", "Classes apart"
 LIVELINESS = "How much the mixers vary"
 SPECTRA = {place: f"Spectral ratio: {what}" for place, what in PLACES.items()}
-_GATE_HEADER = ("block", "1e-4 + lambda", "omega", "s", "t", "gain", "travelled")
+_GATE_HEADER = (
+    *("block", "1e-4 + lambda", "omega", "s", "t", "gain"),
+    *(f"{name} travelled" for name in ("lambda", "omega", "s", "t")),
+)
 
 
 def all_tables(analysis: Analysis) -> list[Table]:
@@ -26,6 +29,7 @@ def all_tables(analysis: Analysis) -> list[Table]:
     tables += [table for place in PLACES if (table := spectrum(analysis, place)) is not None]
     tables += [liveliness(analysis)] if analysis.liveliness else []
     tables += [gates(label, blocks) for label, blocks in analysis.gates.items()]
+    tables += [temperatures(label, blocks) for label, blocks in analysis.temperatures.items()]
     return tables + prototype_tables(analysis)
 
 
@@ -77,27 +81,38 @@ def spectrum(analysis: Analysis, place: str) -> Table | None:
 
 
 def liveliness(analysis: Analysis) -> Table:
-    rows = tuple((block, f"{ratio:.3g}") for block, ratio in analysis.liveliness.items())
+    found = analysis.liveliness
+    blocks = dict.fromkeys(block for ratios in found.values() for block in ratios)
+    rows = tuple((block, *(_ratio(ratios.get(block)) for ratios in found.values())) for block in blocks)
     note = (
         "Variance over tokens of the fusion's output y^, before calibration, over that of the skip D V, mean "
         "over images. "
         f"Far below 1 the mixer adds the same to every token: the row `{AT_MEAN}` of the first table says what is lost "
         "when it adds just that."
     )
-    return Table(LIVELINESS, ("block", "var(y^) / var(D V)"), rows, note)
+    return Table(LIVELINESS, ("block", *(f"var(y^) / var(D V), {label}" for label in found)), rows, note)
 
 
 def gates(label: str, blocks: tuple[BlockGates, ...]) -> Table:
     rows = tuple(
-        (b.block, *(_range(spread) for spread in b.gates.values()), _range(b.gain), f"{b.travelled:.4f}")
+        (b.block, *map(_range, b.gates.values()), _range(b.gain), *(_distance(b.distances[key]) for key in GATES))
         for b in blocks
     )
     note = (
         "As they act: mean (lowest to highest) over heads or channels; they start at 0.01. Gain is (1 + t)(1 + omega) "
-        "/ (1 + s): how much what varies is raised over the mean of the map. Travelled: mean distance of the gates' "
+        "/ (1 + s): how much what varies is raised over the mean of the map. Travelled: mean distance of that gate's "
         "parameters from their start."
     )
     return Table(f"Gates: {label}", _GATE_HEADER, rows, note)
+
+
+def temperatures(label: str, blocks: tuple[BlockTemperatures, ...]) -> Table:
+    rows = tuple((b.block, _range(b.keys), _range(b.queries)) for b in blocks)
+    note = (
+        "Of selective fusion: mean (lowest to highest) over a token's numbers; they start at "
+        f"{blocks[0].start:g}. At 0 attention is uniform, and the larger they grow, the more a token selects."
+    )
+    return Table(f"Temperatures: {label}", ("block", "keys", "queries"), rows, note)
 
 
 def prototype_tables(analysis: Analysis) -> list[Table]:
@@ -165,6 +180,14 @@ def _change(own: NDArray[np.float64] | None, other: NDArray[np.float64] | None) 
 
 def _range(spread: Spread | None) -> str:
     return "off" if spread is None else f"{spread.mean:.4f} ({spread.low:.4f} to {spread.high:.4f})"
+
+
+def _distance(value: float | None) -> str:
+    return "off" if value is None else f"{value:.4f}"
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
 
 
 def _plain(value: float) -> str:

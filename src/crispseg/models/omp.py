@@ -40,8 +40,8 @@ AnyPixels = TypeVar("AnyPixels", bound="Pixels")
 
 @dataclasses.dataclass(frozen=True)
 class OMPConfig:
-    """The paper gives the head's steps but not its sizes; `neck` picks one of the two readings that fit its counts,
-    and with it the defaults (None below) of the four fields it brings along."""
+    """The paper gives the head's steps but not its sizes; `neck` picks one of two readings, each of which meets one of
+    its counts (parameters or arithmetic), and with it the defaults (None below) of the four fields it brings along."""
 
     neck: Literal["concat", "topdown"] = "topdown"
     prototypes: int = 3  # K

@@ -70,13 +70,15 @@ def test_a_converted_model_is_scored(six_classes, tmp_path):
 
 
 def test_what_cannot_be_converted_is_told_how_it_can(six_classes, tmp_path):
-    with pytest.raises(UserError, match=r"is for 6 classes, but potsdam/paper5 has 5; of 6 are potsdam/geoseg6, "):
+    with pytest.raises(UserError, match=r"is for 6 classes, but potsdam/paper5 has 5; give potsdam/geoseg6 or "):
         convert("banet_restlite", six_classes, protocol="potsdam/paper5")
-    with pytest.raises(UserError, match="a protocol or a class table"):
+    with pytest.raises(UserError, match="does not name its classes: give a protocol"):
         convert("banet_restlite", six_classes)
     torch.save(dict(list(fake("banet").items())[:100]), tmp_path / "encoder.pth")
     with pytest.raises(UserError, match=r"no whole network; `crisp train` starts from it"):
         convert("banet_restlite", tmp_path / "encoder.pth", protocol="potsdam/geoseg6")
+    with pytest.raises(UserError, match=r"not a model folder.*`crisp convert` makes one"):
+        crispseg.load(six_classes)
     with pytest.raises(UserError, match="no authors' checkpoints"):
         convert("crisp_nano", six_classes, protocol="potsdam/geoseg6")
 

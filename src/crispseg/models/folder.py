@@ -182,7 +182,8 @@ class SavedModel(TypedDict):
 def _read_config(folder: Path) -> SavedModel:
     path = folder / CONFIG
     if not path.is_file():
-        raise UserError(f"{folder} is not a model folder: it has no {CONFIG}")
+        how = "; `crisp convert` makes one of a checkpoint by a rival's authors" if folder.is_file() else ""
+        raise UserError(f"{folder} is not a model folder: it has no {CONFIG}{how}")
     values = read_json(path)
     if isinstance(values, dict) and values.get("kind") == BACKBONE:
         raise UserError(

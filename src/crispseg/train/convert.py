@@ -35,7 +35,10 @@ def convert(
         options: Of the network.
     """
     if (protocol is None) == (classes is None):
-        raise UserError("say what the checkpoint's classes are: a protocol or a class table, one of the two")
+        raise UserError(
+            "a checkpoint does not name its classes: give a protocol (--protocol potsdam/geoseg6) or a class table "
+            "(--classes FILE), one of the two"
+        )
     facts = _facts_of_protocol(protocol) if protocol is not None else _facts_of_table(str(classes))
     model = create_model(name, len(facts["classes"]), len(IMAGENET_MEAN), **(options or {}))
     placed = load_authors_checkpoint(model, file, partial=True)
@@ -79,4 +82,4 @@ def _facts_of_table(classes: str) -> dict[str, Any]:
 def _protocols_of(count: int) -> str:
     """Those with so many classes, as advice."""
     fitting = [name for name in list_protocols() if len(get_protocol(name).classes) == count]
-    return f"; of {count} are {', '.join(fitting)}" if fitting else f"; give a class table of {count}"
+    return f"; give {' or '.join(fitting)}" if fitting else f"; give a class table of {count}"

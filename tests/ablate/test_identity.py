@@ -1,4 +1,4 @@
-from crispseg.ablate.identity import default_description, describe, fingerprint, same, starting_alike
+from crispseg.ablate.identity import default_description, describe, fingerprint, same
 from crispseg.train.config import config_from
 
 
@@ -55,13 +55,6 @@ def test_runs_made_before_a_key_existed():
     assert not same(earlier, described({"prototypes": 4}), defaults)
 
 
-def test_rows_of_other_options_start_alike():
-    """A whole model comes along for one set of options alone."""
-    for options in ({}, {"prototypes": 2}):
-        assert described(options)["model"]["weights"] == "vssd_nano"
-        config = config_from({"model": {"name": "crisp_nano", "options": options}})
-        assert starting_alike(config).model.weights == "vssd_nano"
-        assert describe(starting_alike(config)) == described(options)
-    assert described(words=["model.weights=none"])["model"]["weights"] is None
-    asked = config_from({"model": {"name": "crisp_nano", "weights": "crisp_nano_aerial"}})
-    assert starting_alike(asked) == asked and describe(asked)["model"]["weights"] == "crisp_nano_aerial"
+def test_what_a_run_starts_from_is_part_of_it():
+    assert described(words=["model.weights=none"]) == described()
+    assert described(words=["model.weights=vssd_nano"])["model"]["weights"] == "vssd_nano"

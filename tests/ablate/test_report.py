@@ -49,7 +49,11 @@ def test_scores_differences_and_the_paper(tmp_path):
     assert "| b | a | +2.00 ± 1.00 [-10.71, +14.71] | +0.00 ± 0.00 [+0.00, +0.00] | 2 |" in text
     assert "p #1" in text and "7 steps" in text and "Missing" not in text
     assert (tmp_path / "t.md").read_text() == text
-    row = json.loads((tmp_path / "t.json").read_text())["rows"][1]
+    assert "\n\nStart: all rows from random weights (no pretrained backbone" in text
+    written = json.loads((tmp_path / "t.json").read_text())
+    assert written["start"] == {"d": {"a": "none", "b": "none"}} and not written["warnings"]
+    assert {run["start"] for run in json.loads(store.path.read_text())["runs"].values()} == {"none"}
+    row = written["rows"][1]
     assert row["differences"]["d"]["mIoU"] == {
         "mean": pytest.approx(2),
         "error": pytest.approx(1),

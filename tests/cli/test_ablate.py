@@ -51,6 +51,7 @@ def test_tables_share_runs_and_keep_only_results(places, capsys):
     words = ablate(places, *tables)
     assert main.main([*words, "--keep", "results", "--together", "2"]) == 0
     said = "".join(capsys.readouterr())
+    assert said.count("dco: Start: all rows from random weights") == 1  # the smallest CRISP has no backbone
     assert "## DCO" in said and "## PROTOTYPES" in said and said.count("finished, mIoU") == 3
     runs = [path for path in (places / "out" / "runs").iterdir() if path.is_dir()]
     assert len(runs) == 3
@@ -104,6 +105,17 @@ def test_one_row_fails_and_is_mended(places, capsys):
     said = "".join(capsys.readouterr())
     assert "dim: good, squares, seed 0: finished already" in said and "dim: bad, squares, seed 0: started" in said
     assert "Missing" not in said
+
+
+def test_a_row_that_starts_differently_is_warned_of(places, capsys):
+    rows = [{"name": name, "set": {"model": {"weights": name}}} for name in ("none", "vssd_nano")]
+    (places / "starts.yaml").write_text(yaml.safe_dump({"title": "Starts", "rows": rows}))
+    words = ablate(places, str(places / "starts.yaml"), "model.options={}")
+    assert main.main([*words, "--list", "--quiet"]) == 0
+    assert "warning: starts: rows start differently" in capsys.readouterr().out
+    assert main.main([*words, "--report", "--quiet"]) == 0
+    said = capsys.readouterr()
+    assert "warning: starts: rows start differently" in said.err and "Warning: rows start differently" in said.out
 
 
 def test_no_run_begins_when_the_time_is_up(places, capsys):

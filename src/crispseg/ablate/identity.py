@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
@@ -11,27 +10,19 @@ from typing import Any
 from crispseg import config as configs
 from crispseg.models.whole_options import whole_options
 from crispseg.train.config import MACHINE_KEYS, ModelConfig, TrainConfig
-from crispseg.train.start import SCRATCH, default_backbone
-
-
-def starting_alike(config: TrainConfig) -> TrainConfig:
-    """The config with the backbone as its start, where it names none: a whole model comes along for one set of options
-    alone, and rows that differ in options must not differ in that."""
-    if config.model.name is None or config.model.weights:
-        return config
-    start = default_backbone(config.model.name, config.model.options)
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, weights=start))
+from crispseg.train.start import SCRATCH
 
 
 def describe(config: TrainConfig) -> dict[str, Any]:
-    """All that decides what a run gives. Two ways of asking for the same network are described alike."""
+    """All that decides what a run gives. Two ways of asking for the same network are described alike. No start is one
+    from random weights: a table's plan names any other (see `start`)."""
     values: dict[str, Any] = configs.to_dict(config)
     for key in ("out", *(key for key in MACHINE_KEYS if not key.startswith("data"))):
         del values[key]
     del values["data"]["cache"]
     if config.data.protocol is not None:  # it names the images, wherever they lie
         del values["data"]["path"]
-    start = starting_alike(config).model.weights
+    start = config.model.weights
     values["model"]["weights"] = None if start == SCRATCH else start
     values["model"]["options"] = whole_options(str(config.model.name), values["model"]["options"])
     return values

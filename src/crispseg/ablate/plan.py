@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from crispseg import config as configs
-from crispseg.ablate.identity import describe, fingerprint, starting_alike
-from crispseg.ablate.table import Table, row_values
+from crispseg.ablate.identity import describe, fingerprint
+from crispseg.ablate.start import Start, starting_from, table_start
+from crispseg.ablate.table import Row, Table, row_values
 from crispseg.configs import find_config, find_config_or_folder
 from crispseg.data.protocol import get_protocol
 from crispseg.errors import UserError
@@ -67,6 +68,7 @@ class ExperimentPlan:
     seeds: tuple[int, ...]
     out: Path
     places: Mapping[Place, Run]
+    starts: Mapping[tuple[str, str], Start]  # by the names of table and data set
 
     @property
     def runs(self) -> list[Run]:
@@ -75,6 +77,17 @@ class ExperimentPlan:
 
     def uses(self, run: Run) -> list[Place]:
         return [place for place, other in self.places.items() if other.name == run.name]
+
+    def start_lines(self, table: Table) -> list[str]:
+        """What a table's rows start from, one line for all data sets where it is the same."""
+        lines = {one.label: str(self.starts[table.name, one.label]) for one in self.data}
+        if len(set(lines.values())) == 1:
+            return [f"Start: {next(iter(lines.values()))}."]
+        return [f"Start on {label}: {line}." for label, line in lines.items()]
+
+    def warnings(self, table: Table) -> list[str]:
+        found = [text for one in self.data for text in self.starts[table.name, one.label].warnings]
+        return list(dict.fromkeys(found))
 
 
 def make_plan(
@@ -85,15 +98,22 @@ def make_plan(
     if len(set(names)) < len(names):
         raise UserError(f"two tables are called {next(n for n in names if names.count(n) > 1)!r}; give one a `name:`")
     seeds = list(dict.fromkeys(seeds))
-    places = {}
+    places: dict[Place, Run] = {}
+    starts: dict[tuple[str, str], Start] = {}
     for seed in seeds:
         for one in data:
             for table in tables:
-                for row in table.rows:
-                    place = Place(table.name, row.name, one.label, seed)
-                    values = row_values(table, row, one.values)
-                    places[place] = _plan_run(place, _scored(config_from(values, [*words, f"seed={seed}"])), out)
-    return ExperimentPlan(tuple(tables), tuple(data), tuple(seeds), out, places)
+                rows = {row.name: _row_config(table, row, one, [*words, f"seed={seed}"]) for row in table.rows}
+                key = (table.name, one.label)
+                starts[key] = starts.get(key) or table_start(rows)
+                for name, config in rows.items():
+                    place = Place(table.name, name, one.label, seed)
+                    places[place] = _plan_run(place, starting_from(config, starts[key].weights[name]), out)
+    return ExperimentPlan(tuple(tables), tuple(data), tuple(seeds), out, places, starts)
+
+
+def _row_config(table: Table, row: Row, data: DataSet, words: Sequence[str]) -> TrainConfig:
+    return _scored(config_from(row_values(table, row, data.values), words))
 
 
 def _scored(config: TrainConfig) -> TrainConfig:
@@ -105,7 +125,7 @@ def _scored(config: TrainConfig) -> TrainConfig:
 
 
 def _plan_run(place: Place, config: TrainConfig, out: Path) -> Run:
-    config, description = starting_alike(config), describe(config)
+    description = describe(config)
     words = (place.data, config.model.name or "model", f"seed{place.seed}", fingerprint(description))
     folder = out / "runs" / "-".join(slug(word) for word in words)
     return Run(folder, dataclasses.replace(config, out=str(folder)), description, str(place))

@@ -126,6 +126,8 @@ def as_values(found: Found) -> dict[str, Any]:
         "title": found.table.title,
         "data": found.labels,
         "seeds": list(found.plan.seeds),
+        "start": {label: dict(found.plan.starts[found.table.name, label].weights) for label in found.labels},
+        "warnings": found.plan.warnings(found.table),
         "rows": [_row_values(found, row) for row in found.table.rows],
         "timed_only": {word: speed.columns(found.timings, word) for word in _beside(found)} if found.timings else {},
     }
@@ -167,7 +169,8 @@ def as_markdown(found: Found) -> str:
         runs = len(found.missing) + len(found.results)
         lines += ["", f"Missing are {len(found.missing)} of {runs} runs:", ""]
         lines += [f"- {place.row}, {place.data}, seed {place.seed}: {why}" for place, why in found.missing.items()]
-    lines += ["", *_facts(found)]
+    lines += ["", *_facts(found), "", *found.plan.start_lines(found.table)]
+    lines += [f"Warning: {text}." for text in found.plan.warnings(found.table)]
     if found.timings is not None:
         lines += ["", *speed.footnotes(found.timings)]
     return "\n".join([*lines, *(["", found.table.notes.strip()] if found.table.notes else [])]) + "\n"

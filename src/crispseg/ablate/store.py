@@ -39,7 +39,7 @@ class _File(TypedDict):
 
 
 class Store:
-    """results.json: per run its description and its result, or why it failed."""
+    """results.json: per run its description, what it started from and its result, or why it failed."""
 
     def __init__(self, out: Path) -> None:
         self.path = out / RESULTS
@@ -112,7 +112,8 @@ class Store:
 
     def _take(self, run: Run) -> None:
         result = read_result(run.folder)
-        self.runs[run.name] = {"description": run.description, "result": result, "data": recorded_digest(run.folder)}
+        facts = {"start": run.config.model.weights, "data": recorded_digest(run.folder)}
+        self.runs[run.name] = {"description": run.description, "result": result, **facts}
         self.failed.pop(run.name, None)
 
     def _write(self) -> None:

@@ -81,6 +81,8 @@ def _run_and_report(args: argparse.Namespace, plan: ExperimentPlan, store: Store
     from crispseg.ablate.runner import Runner
 
     problems: list[str] = []
+    for line in starts(plan):
+        (out.warn if line.startswith("warning") else out.say)(line)
     try:
         if not args.report:
             runner = Runner(store, args.together, out.say, args.keep == "all", args.minutes, args.sharing)
@@ -93,9 +95,18 @@ def _run_and_report(args: argparse.Namespace, plan: ExperimentPlan, store: Store
         raise UserError(f"{len(problems)} of {len(plan.runs)} runs failed; " + "; ".join(problems))
 
 
-def listing(plan: ExperimentPlan, store: Store) -> str:
-    """The distinct runs, how each stands and who needs it."""
+def starts(plan: ExperimentPlan) -> list[str]:
+    """What the rows of each table start from, and what is doubtful about it."""
     lines = []
+    for table in plan.tables:
+        lines += [f"{table.name}: {line}" for line in plan.start_lines(table)]
+        lines += [f"warning: {table.name}: {text}" for text in plan.warnings(table)]
+    return lines
+
+
+def listing(plan: ExperimentPlan, store: Store) -> str:
+    """The tables' starts; the distinct runs, how each stands and who needs it."""
+    lines = starts(plan)
     for one in plan.runs:
         lines += [f"{one.name}  {store.state(one)}", *(f"    {place}" for place in plan.uses(one))]
     finished = sum(store.find(one) is not None for one in plan.runs)

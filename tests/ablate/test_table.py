@@ -6,8 +6,10 @@ from crispseg.ablate.plan import DataSet, make_plan, read_data_sets
 from crispseg.ablate.table import Row, Table, read_table, row_values
 from crispseg.configs import find_table, names
 from crispseg.errors import UserError
+from crispseg.files import write_json
 from crispseg.models.registry import create_model
 from crispseg.train.config import config_from
+from tests.train import tiny
 
 DATA = ["ablation_dubai", "ablation_vaihingen"]
 
@@ -128,3 +130,36 @@ def test_the_papers_boundary_scores_are_there_by_data_set():
         89.53,
     ]
     assert all(not row.paper_on("") for row in (*sharpness.rows, *band.rows))
+
+
+def scores(table, data, out, *words):
+    plan = make_plan([table], read_data_sets([str(data)]), words, [0], out)
+    return [run.config.score for run in plan.runs], plan.warnings(table)
+
+
+def test_folders_without_a_named_protocol_are_scored_on_their_own_test_images(tmp_path):
+    table = Table("A table", (Row("one"),), name="a")
+    folder = tiny.make_folder(tmp_path / "squares")
+    assert scores(table, folder, tmp_path) == (["val"], [])
+    split = folder / "split.csv"
+    split.write_text(split.read_text().replace("scene3,train", "scene3, Test"))
+    assert scores(table, folder, tmp_path) == (["protocol"], [])
+    config = write(tmp_path / "c.yaml", data={"path": str(folder)})
+    assert scores(table, config, tmp_path) == (["protocol"], [])
+    split.unlink()
+    assert scores(table, folder, tmp_path) == (["val"], [])
+    # as `crisp prepare` leaves it: the first protocol wins over split.csv
+    write_json(folder / "dataset.json", {"protocols": {"potsdam/paper5": "40802a901b"}})
+    assert scores(table, folder, tmp_path) == (["protocol"], [])
+    write_json(folder / "dataset.json", {"protocols": {"loveda/val7": ""}})
+    assert scores(table, folder, tmp_path) == (["val"], [])
+
+
+def test_a_score_on_val_that_is_asked_for_wins_and_is_said(tmp_path):
+    table = Table("A table", (Row("one"),), name="a")
+    said = ["potsdam/paper5 is scored on val, as asked, and not on test"]
+    assert scores(table, "potsdam", tmp_path, "score=val") == (["val"], said)
+    config = write(tmp_path / "mine.yaml", base="potsdam", score="val")
+    assert scores(table, config, tmp_path) == (["val"], said)
+    assert scores(table, config, tmp_path, "score=protocol") == (["protocol"], [])
+    assert scores(table, "dubai", tmp_path, "score=val") == (["val"], [])

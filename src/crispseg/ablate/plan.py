@@ -13,7 +13,7 @@ from crispseg.ablate.identity import describe, fingerprint
 from crispseg.ablate.start import Start, starting_from, table_start
 from crispseg.ablate.table import Row, Table, row_values
 from crispseg.configs import find_config, find_config_or_folder
-from crispseg.data.protocol import get_protocol
+from crispseg.data.folder import scored_split
 from crispseg.errors import UserError
 from crispseg.train.config import TrainConfig, config_from
 from crispseg.train.run_folder import RESULT
@@ -86,7 +86,11 @@ class ExperimentPlan:
         return [f"Start on {label}: {line}." for label, line in lines.items()]
 
     def warnings(self, table: Table) -> list[str]:
+        """What is doubtful about a table."""
         found = [text for one in self.data for text in self.starts[table.name, one.label].warnings]
+        for place, run in self.places.items():
+            if place.table == table.name and run.config.score == "val" and _split_to_score(run.config) != "val":
+                found.append(f"{place.data} is scored on val, as asked, and not on {_split_to_score(run.config)}")
         return list(dict.fromkeys(found))
 
 
@@ -113,15 +117,15 @@ def make_plan(
 
 
 def _row_config(table: Table, row: Row, data: DataSet, words: Sequence[str]) -> TrainConfig:
-    return _scored(config_from(row_values(table, row, data.values), words))
+    values = row_values(table, row, data.values)
+    config = config_from(values, words)
+    asked = "score" in values or any(word.partition("=")[0] == "score" for word in words)
+    return config if asked or _split_to_score(config) == "val" else dataclasses.replace(config, score="protocol")
 
 
-def _scored(config: TrainConfig) -> TrainConfig:
-    """Scored as the protocol says, once, at the end: its val may be a single tile that models are chosen on."""
-    protocol = config.data.protocol
-    if protocol is None or get_protocol(protocol).scored_split == "val":
-        return config
-    return dataclasses.replace(config, score="protocol")
+def _split_to_score(config: TrainConfig) -> str:
+    """What the protocol says, the config's or the folder's own: val may be a single tile that models are chosen on."""
+    return scored_split(config.data.path, config.data.protocol, config.data.split)
 
 
 def _plan_run(place: Place, config: TrainConfig, out: Path) -> Run:

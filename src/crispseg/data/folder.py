@@ -21,7 +21,16 @@ from crispseg.data.images import SUFFIXES, Array, read_header, read_image, read_
 from crispseg.data.labels import Mask, encode, histogram, read_labels
 from crispseg.data.manifest import FOLDERS, Manifest, Statistics, band_sums, read_manifest, statistics_of
 from crispseg.data.protocol import SPLITS, Labels, Protocol, get_protocol, own_protocol
-from crispseg.data.split import UNUSED, VAL_SHARE, Window, blocked_split, check_split, read_split, strip_split
+from crispseg.data.split import (
+    UNUSED,
+    VAL_SHARE,
+    Window,
+    blocked_split,
+    check_split,
+    read_kinds,
+    read_split,
+    strip_split,
+)
 from crispseg.data.tables import Classes, find_table
 from crispseg.errors import UserError, unknown
 from crispseg.reading import list_folder
@@ -174,8 +183,8 @@ def open_folder(
     if "images" in manifest:  # what else lies there was not written with it
         listed = {entry["name"] for entry in manifest["images"]}
         files.images = {name: path for name, path in files.images.items() if name in listed}
-    if protocol is None and split is None and manifest.get("protocols"):
-        protocol = next(iter(manifest["protocols"]))
+    if protocol is None and split is None:
+        protocol = _first_protocol(manifest)
     protocol = get_protocol(protocol) if isinstance(protocol, str) else protocol
     records = _records(files, manifest)
     masks = [path for record in records for path in record.masks.values()]
@@ -196,6 +205,22 @@ def open_folder(
     first = read_header(next(record for members in splits.values() for record in members).image)
     sums = {entry["name"]: entry["sums"] for entry in manifest.get("images", [])}
     return Folder(root, table, protocol, splits, (first.bands, first.dtype), sums, counts)
+
+
+def scored_split(root: str | Path, protocol: str | None = None, split: str | Path | None = None) -> str:
+    """The split that final scores are made on when `root` is opened so, without opening it; `val` for a split that is
+    still to be made, and where there is no folder."""
+    root = Path(root)
+    if protocol is None and split is None:
+        protocol = _first_protocol(read_manifest(root))
+    if protocol is not None:
+        return get_protocol(protocol).scored_split
+    path = Path(split) if split is not None else root / "split.csv"
+    return "test" if path.is_file() and "test" in read_kinds(path) else "val"
+
+
+def _first_protocol(manifest: Manifest) -> str | None:
+    return next(iter(manifest.get("protocols", {})), None)
 
 
 @dataclasses.dataclass

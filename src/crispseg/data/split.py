@@ -17,6 +17,7 @@ from crispseg.reading import read_csv
 
 UNUSED = "unused"
 VAL_SHARE = 0.25
+_COLUMNS = ("name", "split")
 GAP = 64  # pixels left out between training and validation strips of one image
 
 
@@ -130,18 +131,27 @@ def strip_split(
     return parts
 
 
+def read_kinds(path: Path) -> set[str]:
+    """The splits that a split.csv names, whatever images there are."""
+    return {_kind(row) for row in read_csv(path, _COLUMNS, "split file")}
+
+
 def read_split(path: str | Path, names: Iterable[str]) -> dict[str, str]:
     """A split.csv with the columns name and split (train, val, test or unused); every image must be in it."""
     path, known_names = Path(path), set(names)
-    rows = read_csv(path, ("name", "split"), "split file")
+    rows = read_csv(path, _COLUMNS, "split file")
     split: dict[str, str] = {}
     for number, row in enumerate(rows, 2):
-        name, kind = str(row["name"]).strip(), str(row["split"]).strip().lower()
+        name = str(row["name"]).strip()
         name = name if name in known_names else Path(name).stem
         if name not in known_names:
             raise UserError(f"{path}, line {number}: there is no image {shown(row['name'])} in images/")
-        split[name] = kind
+        split[name] = _kind(row)
     return check_split(split, known_names, str(path))
+
+
+def _kind(row: Mapping[str, object]) -> str:
+    return str(row["split"]).strip().lower()
 
 
 def check_split(split: Mapping[str, str], names: Iterable[str], where: str) -> dict[str, str]:

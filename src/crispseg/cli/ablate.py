@@ -45,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    from crispseg.ablate.boundaries import check_boundaries
     from crispseg.ablate.plan import make_plan, read_data_sets
     from crispseg.ablate.report import table_files
     from crispseg.ablate.store import Store
@@ -68,6 +69,8 @@ def run(args: argparse.Namespace) -> None:
         runs = {one.name: {"state": store.state(one), "uses": [str(u) for u in plan.uses(one)]} for one in plan.runs}
         out.result(runs, listing(plan, store))
         return
+    if not args.report:
+        check_boundaries(plan, store)
     try:
         args.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -5,6 +5,7 @@ import yaml
 from crispseg.ablate.plan import DataSet, make_plan, read_data_sets
 from crispseg.ablate.table import Row, Table, read_table, row_values
 from crispseg.configs import find_table, names
+from crispseg.data import known
 from crispseg.errors import UserError
 from crispseg.files import write_json
 from crispseg.models.registry import create_model
@@ -163,3 +164,16 @@ def test_a_score_on_val_that_is_asked_for_wins_and_is_said(tmp_path):
     assert scores(table, config, tmp_path) == (["val"], said)
     assert scores(table, config, tmp_path, "score=protocol") == (["protocol"], [])
     assert scores(table, "dubai", tmp_path, "score=val") == (["val"], [])
+
+
+def test_rows_have_the_bands_of_the_images(tmp_path):
+    """So that red-green-blue and infrared runs of one protocol are not taken for the same."""
+    table = Table("A table", (Row("one"),), name="a")
+    folder = tiny.make_folder(tmp_path / "potsdam")
+    words = [f"data.path={folder}", "data.protocol=null"]
+    before = make_plan([table], read_data_sets(["potsdam"]), words, [0], tmp_path)
+    write_json(folder / "dataset.json", {"dataset": "potsdam", "bands": list(known.IRRG)})
+    plan = make_plan([table], read_data_sets(["potsdam"]), words, [0], tmp_path)
+    assert plan.runs[0].config.data.bands == known.IRRG and plan.runs[0].name != before.runs[0].name
+    said = "the bands of potsdam/paper5 are near_infrared, red, green, as dataset.json says, and not red, green, blue"
+    assert plan.warnings(table) == [said] and not before.warnings(table)

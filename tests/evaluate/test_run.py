@@ -18,6 +18,7 @@ from crispseg.evaluate import Evaluation, Settings, evaluate
 from crispseg.evaluate.conditions import settle
 from crispseg.evaluate.run import calibrate, predict
 from crispseg.evaluate.spectrum import backbone_blocks, spread
+from crispseg.files import write_json
 from crispseg.metrics import BoundaryCounts, SpectralProbe
 from crispseg.models.base import ModelInfo
 from crispseg.predict import segment
@@ -238,6 +239,15 @@ def test_bad_fits(folder: Folder, perfect: Folder) -> None:
     renamed = evaluate(colour_model(classes=("grass", "sea", "house")), perfect, settings=Settings(tile=0))
     assert any("calls its classes grass, sea, house" in note for note in renamed.notes)
     assert renamed.headline["mIoU"] == 1.0
+
+
+def test_other_bands_than_the_models_are_noted(perfect: Folder) -> None:
+    model = colour_model()
+    model.info = dataclasses.replace(model.info, bands=("red", "green", "blue"))
+    assert not any("bands" in note for note in evaluate(model, perfect, settings=Settings(tile=0)).notes)
+    write_json(perfect.root / "dataset.json", {"bands": ["near_infrared", "red", "green"]})
+    (note,) = (note for note in evaluate(model, perfect, settings=Settings(tile=0)).notes if "bands" in note)
+    assert note == "The model was trained on red, green, blue, but the bands here are near_infrared, red, green."
 
 
 def test_an_unreadable_image_is_named(tmp_path: Path) -> None:

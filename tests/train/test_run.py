@@ -18,6 +18,7 @@ from crispseg.cli.main import main
 from crispseg.cli.words import split_words
 from crispseg.data.folder import open_folder
 from crispseg.errors import UserError
+from crispseg.files import write_json
 from crispseg.models.backbone_folder import BackboneInfo, save_backbone
 from crispseg.models.vssd import create_backbone
 from crispseg.train import log as log_room
@@ -159,6 +160,22 @@ def test_three_band_config_on_four_band_data(tmp_path, run, capsys):
     assert loop.train(config_from(values)).finished
     said = "(first convolution adapted from red, green, blue to 4 bands)"
     assert f"starts from {run / 'best'} {said}\n" in capsys.readouterr().err
+
+
+def test_a_prepared_folder_knows_its_bands_better_than_a_config(tmp_path, capsys):
+    data = tiny.make_folder(tmp_path / "potsdam")
+    infrared = ["near_infrared", "red", "green"]
+    write_json(data / "dataset.json", {"dataset": "potsdam", "bands": infrared})
+    values = tiny.settings(data, tmp_path / "run", schedule={"steps": 1}, val_every=1)
+    assert loop.train(config_from(values, ["data.bands=[red, green, blue]"])).finished
+    said = capsys.readouterr().err
+    assert said.count("bands are near_infrared, red, green, as dataset.json in") == 1
+    assert crispseg.load(tmp_path / "run" / "best").info.bands == tuple(infrared)
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["data"]["bands"] == infrared
+    with pytest.raises(UserError, match="data.bands says blue, green, red, but .* says near_infrared, red, green"):
+        loop.train(config_from({**values, "out": str(tmp_path / "other")}, ["data.bands=[blue, green, red]"]))
+    assert loop.train(config_from({**values, "out": str(tmp_path / "open")})).finished
+    assert "as dataset.json" not in capsys.readouterr().err
 
 
 def test_empty_split(folder, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,9 +12,11 @@ from typing import Any, NamedTuple
 from crispseg import config as configs
 from crispseg.ablate.identity import describe, fingerprint
 from crispseg.ablate.start import Start, starting_from, table_start
-from crispseg.ablate.table import Row, Table, row_values
+from crispseg.ablate.table import Table, row_values
 from crispseg.configs import find_config, find_config_or_folder
+from crispseg.data.bands import true_bands
 from crispseg.data.folder import scored_split
+from crispseg.data.manifest import MANIFEST
 from crispseg.errors import UserError
 from crispseg.train.config import TrainConfig, config_from
 from crispseg.train.run_folder import RESULT
@@ -69,6 +72,7 @@ class ExperimentPlan:
     out: Path
     places: Mapping[Place, Run]
     starts: Mapping[tuple[str, str], Start]  # by the names of table and data set
+    remarks: Mapping[Place, str]  # on what a run is trained or scored on
 
     @property
     def runs(self) -> list[Run]:
@@ -88,9 +92,7 @@ class ExperimentPlan:
     def warnings(self, table: Table) -> list[str]:
         """What is doubtful about a table."""
         found = [text for one in self.data for text in self.starts[table.name, one.label].warnings]
-        for place, run in self.places.items():
-            if place.table == table.name and run.config.score == "val" and _split_to_score(run.config) != "val":
-                found.append(f"{place.data} is scored on val, as asked, and not on {_split_to_score(run.config)}")
+        found += [text for place, text in self.remarks.items() if place.table == table.name and text]
         return list(dict.fromkeys(found))
 
 
@@ -104,28 +106,48 @@ def make_plan(
     seeds = list(dict.fromkeys(seeds))
     places: dict[Place, Run] = {}
     starts: dict[tuple[str, str], Start] = {}
+    remarks: dict[Place, str] = {}
+    facts = _Facts()
     for seed in seeds:
         for one in data:
             for table in tables:
-                rows = {row.name: _row_config(table, row, one, [*words, f"seed={seed}"]) for row in table.rows}
+                rows = {}
+                for row in table.rows:
+                    place = Place(table.name, row.name, one.label, seed)
+                    values = row_values(table, row, one.values)
+                    rows[row.name], remarks[place] = _row_config(values, [*words, f"seed={seed}"], one.label, facts)
                 key = (table.name, one.label)
                 starts[key] = starts.get(key) or table_start(rows)
                 for name, config in rows.items():
                     place = Place(table.name, name, one.label, seed)
                     places[place] = _plan_run(place, starting_from(config, starts[key].weights[name]), out)
-    return ExperimentPlan(tuple(tables), tuple(data), tuple(seeds), out, places, starts)
+    return ExperimentPlan(tuple(tables), tuple(data), tuple(seeds), out, places, starts, remarks)
 
 
-def _row_config(table: Table, row: Row, data: DataSet, words: Sequence[str]) -> TrainConfig:
-    values = row_values(table, row, data.values)
+class _Facts:
+    """What the data folders say, each asked once."""
+
+    def __init__(self) -> None:
+        self.scored_split, self.true_bands = functools.cache(scored_split), functools.cache(true_bands)
+
+
+def _row_config(values: Mapping[str, Any], words: Sequence[str], label: str, facts: _Facts) -> tuple[TrainConfig, str]:
+    """The config of a row, and what must be said of it. Its bands are those of the images, and it is scored as the
+    config's or the folder's own protocol says unless told otherwise: val may be a single tile models are chosen on.
+    """
     config = config_from(values, words)
-    asked = "score" in values or any(word.partition("=")[0] == "score" for word in words)
-    return config if asked or _split_to_score(config) == "val" else dataclasses.replace(config, score="protocol")
-
-
-def _split_to_score(config: TrainConfig) -> str:
-    """What the protocol says, the config's or the folder's own: val may be a single tile that models are chosen on."""
-    return scored_split(config.data.path, config.data.protocol, config.data.split)
+    data, said = config.data, []
+    if data.bands and (bands := facts.true_bands(data.path, data.bands)) != data.bands:
+        usual = ", ".join(data.bands)
+        said.append(f"the bands of {label} are {', '.join(bands)}, as {MANIFEST} says, and not {usual}")
+        config = dataclasses.replace(config, data=dataclasses.replace(data, bands=bands))
+    split = facts.scored_split(data.path, data.protocol, data.split)
+    if split != "val" and config.score == "val":
+        if "score" in values or any(word.partition("=")[0] == "score" for word in words):
+            said.append(f"{label} is scored on val, as asked, and not on {split}")
+        else:
+            config = dataclasses.replace(config, score="protocol")
+    return config, "; ".join(said)
 
 
 def _plan_run(place: Place, config: TrainConfig, out: Path) -> Run:

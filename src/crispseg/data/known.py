@@ -44,6 +44,9 @@ TABLES = {
     "vaihingen_fragment": ISPRS,
 }
 
+RGB, IRRG = ("red", "green", "blue"), ("near_infrared", "red", "green")
+BANDS = {"potsdam": RGB, "vaihingen": IRRG, "loveda": RGB}  # usual ones, which configs take for granted
+
 POTSDAM_TEST = (
     "2_13", "2_14", "3_13", "3_14", "4_13", "4_14", "4_15",
     "5_13", "5_14", "5_15", "6_13", "6_14", "6_15", "7_13",

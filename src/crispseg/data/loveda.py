@@ -15,7 +15,7 @@ from crispseg.data.classes import IGNORE, ClassTable
 from crispseg.data.plan import DatasetPlan, Item, Wanted, collect, mmseg_plan, unpaired
 from crispseg.data.sources import Entry
 
-BANDS = ("red", "green", "blue")
+BANDS = known.BANDS["loveda"]
 _FOLDERS = re.compile(r"(train|val|test)/(urban|rural)/(images_png|masks_png|masks_png_convert)$")
 
 

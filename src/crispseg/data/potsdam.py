@@ -14,10 +14,10 @@ from crispseg.data import known
 from crispseg.data.plan import DatasetPlan, Wanted, collect, geoseg_patches_plan, mmseg_plan, pick_tiles
 from crispseg.data.sources import Entry
 
-BANDS = ("red", "green", "blue")
+BANDS = known.BANDS["potsdam"]
 COMPOSITIONS = {
     "rgb": BANDS,
-    "irrg": ("near_infrared", "red", "green"),
+    "irrg": known.IRRG,
     "rgbir": (*BANDS, "near_infrared"),
 }
 _SOURCE = "of the ISPRS Potsdam 2D semantic labelling benchmark"

@@ -14,7 +14,7 @@ from crispseg.data import known
 from crispseg.data.plan import DatasetPlan, Wanted, collect, geoseg_patches_plan, mmseg_plan, pick_tiles
 from crispseg.data.sources import Entry
 
-BANDS = ("near_infrared", "red", "green")
+BANDS = known.BANDS["vaihingen"]
 _SOURCE = "of the ISPRS Vaihingen 2D semantic labelling benchmark"
 ARCHIVES = {
     "image": f"ISPRS_semantic_labeling_Vaihingen.zip (folder top) {_SOURCE}",

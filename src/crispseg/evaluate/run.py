@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from crispseg.data.bands import named_bands
 from crispseg.data.classes import IGNORE
 from crispseg.data.dataset import check_bands
 from crispseg.data.folder import Folder
@@ -80,7 +81,7 @@ def evaluate(
         conditions=conditions,
         images=tuple(sorted((image for part, _ in parts for image in part), key=lambda image: image.index)),
         worst=tuple(worst_of((window for _, part in parts for window in part), settings.worst)),
-        notes=(*notes, *_own_notes(model, conditions)),
+        notes=(*notes, *_own_notes(model, conditions, named_bands(folder))),
         folder=folder,
     )
 
@@ -101,8 +102,10 @@ def check_fit(model: SegmentationModel, folder: Folder) -> None:
         )
 
 
-def _own_notes(model: SegmentationModel, conditions: Conditions) -> Iterator[str]:
+def _own_notes(model: SegmentationModel, conditions: Conditions, bands: tuple[str, ...]) -> Iterator[str]:
     protocol, names = conditions.protocol, model.info.classes
+    if bands and model.info.bands and bands != model.info.bands:
+        yield f"The model was trained on {', '.join(model.info.bands)}, but the bands here are {', '.join(bands)}."
     if names and names != protocol.classes:
         yield f"The model calls its classes {', '.join(names)}, the data {', '.join(protocol.classes)}."
     if conditions.split == "train":

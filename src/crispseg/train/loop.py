@@ -25,6 +25,7 @@ from crispseg.train.setup import (
     complete,
     open_data,
     read_labels,
+    say_bands,
 )
 from crispseg.train.track import Tracker
 from crispseg.train.trainer import Trainer
@@ -49,6 +50,8 @@ def train_together(
         completed = [complete(config, folder, device) for config in wanted]
         if len({repr(batch_settings(config)) for config in completed}) > 1:
             raise UserError("trainings side by side need the same data, crops, seed, batch size and number of steps")
+        if processes.first and not quiet and (said := say_bands(wanted[0], completed[0])):
+            print(said, file=sys.stderr)
         shares = read_labels(folder, processes)
         trainers = [Trainer(config, folder, processes, stop, shares, trackers) for config in completed]
         with contextlib.ExitStack() as held:

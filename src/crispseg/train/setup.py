@@ -12,10 +12,11 @@ from typing import NamedTuple
 
 import torch
 
+from crispseg.data.bands import check_same_bands, settled_bands
 from crispseg.data.dataset import SegmentationDataset, check_bands
 from crispseg.data.folder import Folder, open_folder
 from crispseg.data.joined import Companion, Groups, JoinedSet, joined_statistics, understand
-from crispseg.data.manifest import Statistics, read_manifest
+from crispseg.data.manifest import MANIFEST, Statistics
 from crispseg.data.shares import SplitShares, read_all_labels, split_shares
 from crispseg.errors import UserError
 from crispseg.models.base import ModelInfo, SegmentationModel
@@ -61,8 +62,8 @@ def open_data(config: TrainConfig, recorded: Mapping[str, str] | None = None) ->
     folder = open_folder(data.path, protocol=data.protocol, classes=data.classes, split=split)
     folder.records("train")
     folder.records("val")
-    if data.bands is not None:
-        check_bands(folder, len(data.bands), f"a config with data.bands {', '.join(data.bands)}")
+    if bands := settled_bands(folder, data.bands):
+        check_bands(folder, len(bands), f"a config with data.bands {', '.join(bands)}")
     return folder
 
 
@@ -86,7 +87,7 @@ def complete(config: TrainConfig, folder: Folder, device: str) -> TrainConfig:
     _refuse_padding(crop, folder)
     chosen = dataclasses.replace(
         config,
-        data=_with_whole_paths(config.data),
+        data=_with_whole_paths(_with_true_bands(config.data, folder)),
         loss=dataclasses.replace(config.loss, groups=open_companions(config, folder)[1]),
         model=dataclasses.replace(config.model, name=name, weights=start),
         optimizer=dataclasses.replace(config.optimizer, lr=lr),
@@ -104,6 +105,19 @@ def complete(config: TrainConfig, folder: Folder, device: str) -> TrainConfig:
         schedule=dataclasses.replace(config.schedule, steps=steps, epochs=None, warmup=warmup),
         val_every=config.val_every or math.ceil(steps / _VALIDATIONS[device]),
     )
+
+
+def _with_true_bands(data: DataConfig, folder: Folder) -> DataConfig:
+    return data if data.bands is None else dataclasses.replace(data, bands=settled_bands(folder, data.bands))
+
+
+def say_bands(asked: TrainConfig, completed: TrainConfig) -> str:
+    """A line where the images have other bands than the config took for granted, else nothing."""
+    wanted, found = asked.data.bands, completed.data.bands
+    if not wanted or not found or wanted == found:
+        return ""
+    usual, own = ", ".join(wanted), ", ".join(found)
+    return f"bands are {own}, as {MANIFEST} in {completed.data.path} says; the config's {usual} are only the usual ones"
 
 
 def _with_whole_paths(data: DataConfig) -> DataConfig:
@@ -148,6 +162,7 @@ def open_companions(config: TrainConfig, folder: Folder) -> tuple[list[Companion
     for number, one in enumerate(config.data.also, 1):
         other = open_folder(one.path, protocol=one.protocol, classes=one.classes, split=one.split)
         check_bands(other, folder.bands, f"a training on {folder.root}")
+        check_same_bands(folder, other)
         if other.dtype != folder.dtype:
             raise UserError(
                 f"the images of {other.root} are of {other.dtype}, those of {folder.root} of {folder.dtype}"
@@ -190,7 +205,7 @@ def build_model(config: TrainConfig, folder: Folder) -> SegmentationModel:
     model.info = ModelInfo(
         classes=protocol.classes,
         palette=protocol.palette,
-        bands=config.data.bands or tuple(read_manifest(Path(folder.root)).get("bands", ())) or ground.bands,
+        bands=settled_bands(folder, config.data.bands) or ground.bands,
         mean=statistics.mean,
         std=statistics.std,
         dtype=folder.dtype,

@@ -73,7 +73,8 @@ def start_from(model: SegmentationModel, path: Path, folder: Folder | None = Non
         known = [*list_shipped(), *list_backbones_with_weights()]
         raise UserError(f"there is no weight file {path}{nearest(str(path), known)}")
     if path.is_file() and is_peer(model):
-        model.origin = _start_from_authors(model, path) + _as_on_imagenet(model, folder)
+        model.origin = _start_from_authors(model, path)
+        _normalise_as_imagenet(model, folder, PICTURE_BANDS)  # the first convolution is taken as it is
         return
     if not isinstance(backbone, VSSD):
         raise UserError(
@@ -81,15 +82,26 @@ def start_from(model: SegmentationModel, path: Path, folder: Folder | None = Non
             "folder"
         )
     model.origin, model.caution = start_from_checkpoint(backbone, path, model.info.bands)
-    model.origin += _as_on_imagenet(model, folder)
+    _normalise_as_imagenet(model, folder, model.info.bands)
 
 
-def _as_on_imagenet(model: SegmentationModel, folder: Folder | None) -> str:
-    """Normalise pixels as public weights expect them, where they are of that kind; says so."""
-    if folder is None or not _in_8_bits(folder) or model.in_channels != len(IMAGENET_MEAN):
-        return ""
-    model.info = dataclasses.replace(model.info, mean=IMAGENET_MEAN, std=IMAGENET_STD)
-    return ", with ImageNet's mean and std"
+def _normalise_as_imagenet(model: SegmentationModel, folder: Folder | None, bands: Sequence[str]) -> None:
+    """Give a model of 8-bit images the mean and spread that public weights were trained with, for bands of these names
+    as `adapted_stem` gives them weights: a band of another name has the mean of red's, green's and blue's."""
+    if folder is None or not _in_8_bits(folder):
+        return
+    count = model.in_channels
+    unnamed = PICTURE_BANDS if count == len(PICTURE_BANDS) else ("",) * count
+    names = tuple(bands) if len(bands) == count else unnamed
+    mean, std = (_by_band(values, names) for values in (IMAGENET_MEAN, IMAGENET_STD))
+    model.info = dataclasses.replace(model.info, mean=mean, std=std)
+    model.origin += ", with ImageNet's mean and std"
+
+
+def _by_band(values: Sequence[float], names: Sequence[str]) -> tuple[float, ...]:
+    """Numbers of red, green and blue as numbers of bands of these names."""
+    known, middle = dict(zip(PICTURE_BANDS, values, strict=True)), sum(values) / len(values)
+    return tuple(known.get(name, middle) for name in names)
 
 
 def is_peer(model: SegmentationModel) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -95,6 +96,22 @@ class Stepper(Updated[SegmentationModel]):
         self.graph_wanted = can_graph(config, processes)
         self.compiled = processes.count > 1  # each of several processes compiles what it needs when it needs it
         self.rehearsed: set[torch.Size] = set()  # batches whose kernels for evaluation are compiled
+
+    def state_dict(self) -> dict[str, Any]:
+        """With the normalisation: the data's, or that of the weights a run began with, which may be gone by now."""
+        info = self.model.info
+        return {**super().state_dict(), "normalisation": {"mean": list(info.mean), "std": list(info.std)}}
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        super()._load(state)
+        info, saved = self.model.info, state.get("normalisation")
+        if saved is None or saved == {"mean": list(info.mean), "std": list(info.std)}:
+            return
+        mean, std = (tuple(float(number) for number in saved[kind]) for kind in ("mean", "std"))
+        if not len(mean) == len(std) == self.model.in_channels:
+            raise ValueError(f"it is normalised for {len(mean)} bands, and the model has {self.model.in_channels}")
+        self.model.info = dataclasses.replace(info, mean=mean, std=std)
+        self.normalisation = self.model.info.normalisation(self.processes.device)
 
     def normalised(self, images: Tensor) -> Tensor:
         """Raw pixels on the device, as the network takes them."""

@@ -224,13 +224,13 @@ class FusedHead(nn.Module):
         self.final = FusedRead(head.final_attention, head.final_norm, order, dtype)
         self.hyper = FusedHyper(head.hyper, dtype)
         self.scale = head.scale().item()
-        self.aside = SideStream()
+        self.side_stream = SideStream()
 
     def forward(self, features: Sequence[Tensor]) -> Scores:
         """The first tokens are made aside, while the neck is at work."""
         stages = StageMaps.of(features)
         deepest = stages.normed(-1)
-        tokens = self.aside(self._first_tokens, deepest)
+        tokens = self.side_stream(self._first_tokens, deepest)
         x = self.neck(stages, deepest)
         scores = self._scores(x.flatten(1, 2), *tokens())
         height, width = x.shape[1:3]

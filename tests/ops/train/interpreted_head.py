@@ -67,13 +67,13 @@ def test_attention_with_large_scores(few):
 
 
 ATTENTIONS = {
-    "keys": lambda heads: lambda q, k, v: cross_attention._read_tokens(q, torch.cat([k, v], -1), heads),
-    "queries": lambda heads: lambda q, k, v: cross_attention._read_pixels(q, torch.cat([k, v], -1), heads)[0],
+    "keys": lambda heads: lambda q, k, v: cross_attention._pixels_read_tokens(q, torch.cat([k, v], -1), heads),
+    "queries": lambda heads: lambda q, k, v: cross_attention._tokens_read_pixels(q, torch.cat([k, v], -1), heads)[0],
 }
 
 
 def best_cosines(x, prototypes):
-    best, winners, _ = cosines._best_cosines(x, prototypes, None)
+    best, winners, _ = cosines._best_match(x, prototypes, None)
     assert winners.max() < prototypes.shape[2]
     return best
 
@@ -103,7 +103,7 @@ def test_a_descriptor_of_zeros():
 
 
 def smooth_best(x, prototypes, sharpness):
-    values, every, _ = cosines._soft_cosines(x, prototypes, sharpness)
+    values, every, _ = cosines._soft_match(x, prototypes, sharpness)
     assert every.shape == (*prototypes.shape[:3], x.shape[1])
     return values
 

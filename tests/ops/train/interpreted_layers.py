@@ -19,11 +19,11 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 def mlp(x, weight1, bias1, weight2, bias2):
     parameters = weight1, bias1, weight2, bias2
-    return layers._mlp(x, *parameters, *layers.rounded(x.dtype, weight1, weight2, bias2))[0]
+    return layers._mlp(x, *parameters, *layers.rounded_copies(x.dtype, weight1, weight2, bias2))[0]
 
 
 def linear(x, weight, bias, relu=False):
-    return layers._linear(x, weight, bias, *layers.rounded(x.dtype, weight, bias), relu)
+    return layers._linear(x, weight, bias, *layers.rounded_copies(x.dtype, weight, bias), relu)
 
 
 def linear_relu(x, weight, bias):
@@ -99,8 +99,10 @@ def test_batch_norm_of_other_memory_layouts():
 
 def test_the_operators_are_registered_well():
     x, parameters = torch.randn(6, 4, requires_grad=True), [v.requires_grad_() for v in make_layers(4, 8, 4)]
-    torch.library.opcheck(layers._mlp, (x, *parameters, *layers.rounded(x.dtype, *parameters[0::2], parameters[3])))
-    torch.library.opcheck(layers._linear, (x, *parameters[:2], *layers.rounded(x.dtype, *parameters[:2]), True))
+    torch.library.opcheck(
+        layers._mlp, (x, *parameters, *layers.rounded_copies(x.dtype, *parameters[0::2], parameters[3]))
+    )
+    torch.library.opcheck(layers._linear, (x, *parameters[:2], *layers.rounded_copies(x.dtype, *parameters[:2]), True))
     x, norm = make_map((2, 4, 3, 3)), make_norm(4)
     running = norm.running_mean, norm.running_var, norm.num_batches_tracked
     torch.library.opcheck(norms._statistics, (x, *running, 0.1, 1e-5))

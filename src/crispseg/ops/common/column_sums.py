@@ -92,7 +92,7 @@ def _relu_parts(
 
 
 @triton.jit
-def _add_parts(
+def _add_column_parts(
     parts, first, second, count, WIDTH: tl.constexpr, FIRST: tl.constexpr,
     PARTS: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -106,10 +106,10 @@ def _add_parts(
         tl.store(second + column - FIRST, total.to(second.dtype.element_ty), mask=rest)
 
 
-def add_parts(parts: Tensor, first: Tensor, second: Tensor | None = None) -> None:
+def add_column_parts(parts: Tensor, first: Tensor, second: Tensor | None = None) -> None:
     """Sum over parts (parts, columns) into `first`, and what is left of the columns into `second`."""
     count, width = parts.shape
-    _add_parts[(triton.cdiv(width, _ADDED),)](
+    _add_column_parts[(triton.cdiv(width, _ADDED),)](
         parts, first, first if second is None else second, count, WIDTH=width, FIRST=first.shape[0],
         PARTS=min(_MOST_PARTS, triton.next_power_of_2(count)), COLUMNS=_ADDED, num_warps=_ADDING_WARPS,
         **launch_options(parts.device),
@@ -140,7 +140,7 @@ def column_sums(x: Tensor, dtype: torch.dtype) -> Tensor:
     pieces = _Cut.of(x, *_SUMS)
     _column_parts[pieces.grid](x, pieces.parts, x.shape[0], pieces.chunk, **pieces.options)
     out = torch.empty(x.shape[1], dtype=dtype, device=x.device)
-    add_parts(pieces.parts, out)
+    add_column_parts(pieces.parts, out)
     return out
 
 
@@ -150,5 +150,5 @@ def relu_gradients(g: Tensor, y: Tensor, dtype: torch.dtype) -> tuple[Tensor, Te
     out = torch.empty_like(g)
     _relu_parts[pieces.grid](g, y, out, pieces.parts, g.shape[0], pieces.chunk, **pieces.options)
     sums = torch.empty(g.shape[1], dtype=dtype, device=g.device)
-    add_parts(pieces.parts, sums)
+    add_column_parts(pieces.parts, sums)
     return out, sums

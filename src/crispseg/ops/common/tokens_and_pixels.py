@@ -69,7 +69,7 @@ def product(x, y):
 
 
 @triton.jit
-def _add_parts_kernel(parts, out, splits, count, PARTS: tl.constexpr, COLUMNS: tl.constexpr):
+def _add_spans_kernel(parts, out, splits, count, PARTS: tl.constexpr, COLUMNS: tl.constexpr):
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     image = tl.program_id(1).to(tl.int64)
     parts += image * splits * count
@@ -82,10 +82,10 @@ def _add_parts_kernel(parts, out, splits, count, PARTS: tl.constexpr, COLUMNS: t
     tl.store(out + image * count + column, result, mask=column < count)
 
 
-def add_parts(parts: Tensor, out: Tensor) -> None:
-    """Parts (B, splits, ...) summed over splits, in a fixed order, into out (B, ...)."""
+def add_spans(parts: Tensor, out: Tensor) -> None:
+    """Parts (B, spans, ...) summed over spans, in a fixed order, into out (B, ...)."""
     batch, splits = parts.shape[:2]
     count = out[0].numel()
-    _add_parts_kernel[(triton.cdiv(count, _COLUMNS), batch)](
+    _add_spans_kernel[(triton.cdiv(count, _COLUMNS), batch)](
         parts, out, splits, count, PARTS=_PARTS, COLUMNS=_COLUMNS, num_warps=4
     )

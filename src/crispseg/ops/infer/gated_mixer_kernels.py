@@ -12,7 +12,7 @@ from torch import Tensor
 from crispseg.ops.common.custom import custom_op
 from crispseg.ops.common.dependent_launch import after_the_kernel_before
 from crispseg.ops.common.hardware import multiprocessors, padded
-from crispseg.ops.nc_ssd.kernels import at, block, feature_block, product
+from crispseg.ops.nc_ssd.kernels import add_product, at, block, feature_block
 from crispseg.ops.nc_ssd.launch import LARGEST_HEAD, TILINGS, Sizes, Tiling, launch, product_of, sum_states, takes
 from crispseg.ops.nc_ssd.spec import Gates, Rule, normaliser_floor
 
@@ -52,7 +52,7 @@ def _read_out_gated(
             if N == NP and WIDTH == PADDED
             else block(state, n, channel, WIDTH, 1, N, WIDTH)
         )
-        y = product(query, some, y, PRODUCT)
+        y = add_product(query, some, y, PRODUCT)
         if NORMALIZED:
             row += tl.sum(query * tl.load(k + batch * N + n, mask=n < N, other=0.0)[None, :], 1)
 

@@ -95,7 +95,7 @@ def best_cosines(descriptors: Tensor, prototypes: Tensor, scale: float) -> Tenso
 
 
 @triton.jit
-def _grouped_kernel(
+def _grouped_product_kernel(
     x, weight, bias, out, rows, row_step,
     WIDTH: tl.constexpr, OUTER: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr, COLUMNS: tl.constexpr,
     RELU: tl.constexpr, EARLY: tl.constexpr,
@@ -127,7 +127,7 @@ def grouped_product(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tens
     out = x.new_empty(batch, classes, outer)
     rows = batch * classes if groups == 1 else batch
     block = min(64, padded(rows))
-    _grouped_kernel[(triton.cdiv(outer, COLUMNS), groups, triton.cdiv(rows, block))](
+    _grouped_product_kernel[(triton.cdiv(outer, COLUMNS), groups, triton.cdiv(rows, block))](
         x, weight, bias, out, rows, 1 if groups == 1 else classes,
         WIDTH=inner, OUTER=outer, ROWS=block, INNER=min(_INNER, padded(inner)),
         COLUMNS=COLUMNS, RELU=relu, num_warps=4, **launch_options(x.device),

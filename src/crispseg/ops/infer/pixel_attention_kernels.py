@@ -55,7 +55,7 @@ def _read_kernel(
 
 
 @triton.jit
-def _combine_kernel(
+def _combine_and_project_kernel(
     means, tops, projection, out, count, heads, splits,
     WIDTH: tl.constexpr, PADDED: tl.constexpr, INNER: tl.constexpr, OUTPUTS: tl.constexpr,
     SPLITS: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr,
@@ -105,7 +105,7 @@ def read_pixels(queries: Tensor, pixels: Tensor, projection: Tensor) -> Tensor:
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     most = triton.next_power_of_2(splits)
-    _combine_kernel[(count, batch)](
+    _combine_and_project_kernel[(count, batch)](
         means, tops, projection, out, count, heads, splits,
         WIDTH=width, PADDED=padded(width), INNER=inner, OUTPUTS=triton.next_power_of_2(inner),
         SPLITS=most, CHUNK=min(most, 128), num_warps=8 if most >= 128 else 4, **launch_options(pixels.device),

@@ -215,7 +215,7 @@ def _vectors_kernel(
 
 
 @triton.jit
-def _grouped_kernel(
+def _join_grouped_kernel(
     tokens, read, join_weight, join_bias, gain, shift, eps, weight, bias, out, rows, row_step,
     JOINED: tl.constexpr, OUTER: tl.constexpr, COLUMNS: tl.constexpr, RELU: tl.constexpr,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, EARLY: tl.constexpr,
@@ -310,7 +310,7 @@ def join_grouped(tokens: Tensor, read: Tensor, join: Join, weight: Tensor, bias:
     groups, _, outer = weight.shape
     out = tokens.new_empty(batch, classes, outer)
     rows = batch * classes if groups == 1 else batch
-    _grouped_kernel[(triton.cdiv(outer, _COLUMNS), groups, triton.cdiv(rows, _ROWS))](
+    _join_grouped_kernel[(triton.cdiv(outer, _COLUMNS), groups, triton.cdiv(rows, _ROWS))](
         *_join_arguments(tokens, read, join), weight.contiguous(), bias, out, rows, 1 if groups == 1 else classes,
         JOINED=read.shape[-1], OUTER=outer, COLUMNS=_COLUMNS, RELU=relu,
         ROWS=_ROWS, WIDTH=width, PADDED=padded(width),

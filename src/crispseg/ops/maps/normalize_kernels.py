@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from crispseg.ops.common.column_sums import add_parts
+from crispseg.ops.common.column_sums import add_column_parts
 from crispseg.ops.common.dependent_launch import after_the_kernel_before, launch_options
 from crispseg.ops.common.hardware import multiprocessors, padded
 from crispseg.ops.common.rounding import multiply, widened
@@ -227,7 +227,7 @@ def layer_norm_gradients(
         num_warps=tiles.warps, **launch_options(x.device),
     )  # fmt: skip
     dweight, dbias = torch.empty_like(weight), torch.empty_like(bias)
-    add_parts(parts.flatten(1), dweight, dbias)
+    add_column_parts(parts.flatten(1), dweight, dbias)
     return dx, dweight, dbias
 
 

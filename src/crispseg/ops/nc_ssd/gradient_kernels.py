@@ -15,7 +15,7 @@ import triton.language as tl
 from crispseg.ops.common.column_sums import sum_rows
 from crispseg.ops.common.dependent_launch import after_the_kernel_before
 from crispseg.ops.common.rounding import rounded
-from crispseg.ops.nc_ssd.kernels import at, block, close_product, feature, normaliser, product
+from crispseg.ops.nc_ssd.kernels import add_product, at, block, close_product, feature, normaliser
 
 FEW = tl.constexpr(16)  # parts that are added at a time; columns, where time is of no account
 
@@ -130,7 +130,7 @@ def query_gradients(
         here = across + column
         g = token_block(grad, rows, here, grad_token, grad_width, left, WIDTH, EVEN and ALL)
         some = state_block(state, n, here, WIDTH, N, WIDTH, ALL and N == NP)
-        x = product(g, tl.trans(some), x, PRODUCT)
+        x = add_product(g, tl.trans(some), x, PRODUCT)
     x += sum_rows(at(dq_parts, batch * PARTS_OF_Q, N), PARTS_OF_Q, n, N, FEW, N == NP)[None, :]
     query = features(raw, rows, n, left, N, NORMALIZED, EVEN and N == NP)
     if NORMALIZED:
@@ -167,7 +167,7 @@ def key_gradients(
         value = token_block(v, rows, p, v_token, v_width, left, P, EVEN and P == PP)
         summed = state_block(dsums, n, p, H * P, N, P, N == NP and P == PP)
         _, gain = gain_of(rho, rows, rho_token, left, head, residual, EVEN)
-        dkey += gain[:, None] * product(value, tl.trans(summed), tl.zeros((TOKENS, NP), tl.float32), PRODUCT)
+        dkey += gain[:, None] * add_product(value, tl.trans(summed), tl.zeros((TOKENS, NP), tl.float32), PRODUCT)
         v += P * v_width
         dsums += P
         rho += rho_head
@@ -224,7 +224,7 @@ def token_gradients(
         raw_rho, gain = gain_of(rho, rows, rho_token, left, head, residual, EVEN)
         key = features(raw, rows, n, left, N, NORMALIZED, EVEN and N == NP)
         value, g = value.to(tl.float32), g.to(tl.float32)
-        y = product(key, summed, tl.zeros((TOKENS, PP), tl.float32), PRODUCT)
+        y = add_product(key, summed, tl.zeros((TOKENS, PP), tl.float32), PRODUCT)
 
         dvalue = gain[:, None] * y + g * tl.load(skip + here, mask=p < P, other=0.0)[None, :]
         if dv_mean is not None:

@@ -55,7 +55,7 @@ def feature_block(
 
 
 @triton.jit
-def product(x, y, total, PRODUCT: tl.constexpr):
+def add_product(x, y, total, PRODUCT: tl.constexpr):
     """total + x y."""
     if PRODUCT == "half":
         x = rounded(x)
@@ -72,11 +72,11 @@ def product(x, y, total, PRODUCT: tl.constexpr):
 @triton.jit
 def close_product(x, y, total, PRODUCT: tl.constexpr):
     """total + x y with twice the digits of bfloat16: what rounding takes from x and y is multiplied as well."""
-    total = product(x, y, total, PRODUCT)
+    total = add_product(x, y, total, PRODUCT)
     if PRODUCT == "half":
-        total = product(x - rounded(x).to(tl.float32), y, total, PRODUCT)
+        total = add_product(x - rounded(x).to(tl.float32), y, total, PRODUCT)
         if y.dtype != tl.bfloat16:
-            total = product(x, y.to(tl.float32) - rounded(y).to(tl.float32), total, PRODUCT)
+            total = add_product(x, y.to(tl.float32) - rounded(y).to(tl.float32), total, PRODUCT)
     return total
 
 
@@ -138,9 +138,9 @@ def accumulate(
             # Rounding the keys would leave, of a mean much larger than what varies, an error that k mu^T cannot take
             # out; the rest of the rounding is multiplied as well. Values come in half precision already.
             coarse = rounded(weighted).to(tl.float32)
-            kv = product(tl.trans(weighted - coarse), value, kv, PRODUCT)
+            kv = add_product(tl.trans(weighted - coarse), value, kv, PRODUCT)
             weighted = coarse
-        kv = product(tl.trans(weighted), value, kv, PRODUCT)
+        kv = add_product(tl.trans(weighted), value, kv, PRODUCT)
         v += TOKENS * v_token
         b += TOKENS * b_token
         rho += TOKENS * rho_token
@@ -277,7 +277,7 @@ def read_out(
         left = end - start
         query = feature_block(c, rows, n, c_token, c_state, left, N, NORMALIZED)
         value = block(v, rows, p, v_token, v_width, left, P).to(tl.float32)
-        y = product(query, whole, tl.zeros((TOKENS, PP), tl.float32), PRODUCT)
+        y = add_product(query, whole, tl.zeros((TOKENS, PP), tl.float32), PRODUCT)
         if NORMALIZED:
             row, scale = normaliser(query, k_total, floor)
             y = y * scale[:, None] + (scale * row)[:, None] * lift[None, :]

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from crispseg.ops.common.column_sums import add_parts, cut
+from crispseg.ops.common.column_sums import add_column_parts, cut
 from crispseg.ops.common.dependent_launch import after_the_kernel_before, launch_options
 from crispseg.ops.common.rounding import widened
 
@@ -222,7 +222,7 @@ def gradients(
         num_warps=_SUMS.warps, **launch_options(x.device),
     )  # fmt: skip
     db, dw = parts.new_empty(width), parts.new_empty(width)
-    add_parts(parts, db, dw)
+    add_column_parts(parts, db, dw)
     columns, block, across = _block(width, _GRADIENT)
     _input_gradient[(triton.cdiv(rows, block), across)](
         g, x, mean, scale, weight, bias, db, dw, dx, rows, WIDTH=width, RELU=relu, ROWS=block, COLUMNS=columns,

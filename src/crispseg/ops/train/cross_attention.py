@@ -45,46 +45,46 @@ def _(q: Tensor, kv: Tensor, heads: int) -> str | None:
 
 @few_tokens_attention.kernel
 def _(q: Tensor, kv: Tensor, heads: int) -> Tensor:
-    return _read_tokens(q, kv, heads) if kv.shape[1] <= _MOST_TOKENS else _read_pixels(q, kv, heads)[0]
+    return _pixels_read_tokens(q, kv, heads) if kv.shape[1] <= _MOST_TOKENS else _tokens_read_pixels(q, kv, heads)[0]
 
 
 def _like_both(g: Tensor, q: Tensor, kv: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     return q.new_empty(q.shape), kv.new_empty(kv.shape)
 
 
-@custom_op("read_tokens", like=lambda q, kv, heads: q.new_empty(q.shape))
-def _read_tokens(q: Tensor, kv: Tensor, heads: int) -> Tensor:
+@custom_op("pixels_read_tokens", like=lambda q, kv, heads: q.new_empty(q.shape))
+def _pixels_read_tokens(q: Tensor, kv: Tensor, heads: int) -> Tensor:
     from crispseg.ops.train import cross_attention_kernels as kernels
 
-    return kernels.read_tokens(q, kv, heads)
+    return kernels.pixels_read_tokens(q, kv, heads)
 
 
-@custom_op("read_tokens_backward", like=_like_both)
-def _read_tokens_backward(g: Tensor, q: Tensor, kv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+@custom_op("pixels_read_tokens_backward", like=_like_both)
+def _pixels_read_tokens_backward(g: Tensor, q: Tensor, kv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
     from crispseg.ops.train import cross_attention_kernels as kernels
 
-    return kernels.read_tokens_back(g, q, kv, heads)
+    return kernels.pixels_read_tokens_back(g, q, kv, heads)
 
 
 def _with_sums(q: Tensor, kv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
     return q.new_empty(q.shape), q.new_empty((*q.shape[:2], heads), dtype=torch.float32)
 
 
-@custom_op("read_pixels", like=_with_sums)
-def _read_pixels(q: Tensor, kv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+@custom_op("tokens_read_pixels", like=_with_sums)
+def _tokens_read_pixels(q: Tensor, kv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
     from crispseg.ops.train import cross_attention_kernels as kernels
 
-    return kernels.read_pixels(q, kv, heads)
+    return kernels.tokens_read_pixels(q, kv, heads)
 
 
-@custom_op("read_pixels_backward", like=_like_both)
-def _read_pixels_backward(
+@custom_op("tokens_read_pixels_backward", like=_like_both)
+def _tokens_read_pixels_backward(
     g: Tensor, q: Tensor, kv: Tensor, heads: int, out: Tensor, sums: Tensor
 ) -> tuple[Tensor, Tensor]:
     from crispseg.ops.train import cross_attention_kernels as kernels
 
-    return kernels.read_pixels_back(g, q, kv, out, sums, heads)
+    return kernels.tokens_read_pixels_back(g, q, kv, out, sums, heads)
 
 
-differentiable(_read_tokens, _read_tokens_backward, few_tokens_attention)
-differentiable(_read_pixels, _read_pixels_backward, few_tokens_attention, remember=all_there_is)
+differentiable(_pixels_read_tokens, _pixels_read_tokens_backward, few_tokens_attention)
+differentiable(_tokens_read_pixels, _tokens_read_pixels_backward, few_tokens_attention, remember=all_there_is)

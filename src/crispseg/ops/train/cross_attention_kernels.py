@@ -18,7 +18,7 @@ from torch import Tensor
 
 from crispseg.ops.common.hardware import padded
 from crispseg.ops.common.rounding import multiply
-from crispseg.ops.common.tokens_and_pixels import LOG2_E, SMALLEST, AttentionTiles, add_parts, inside, like, product
+from crispseg.ops.common.tokens_and_pixels import LOG2_E, SMALLEST, AttentionTiles, add_spans, inside, like, product
 
 _READ_TOKENS = AttentionTiles(128, 4, 2, 4)  # many queries
 _READ_TOKENS_BACK = AttentionTiles(64, 4, 2, 3)  # registers for three programs on a multiprocessor
@@ -48,7 +48,7 @@ def _weights(scores, token, tokens, PIXELS: tl.constexpr, TOKENS: tl.constexpr, 
 
 
 @triton.jit
-def _read_tokens_kernel(
+def _pixels_read_tokens_kernel(
     q, kv, out, length, span, tokens, heads, scale,
     WIDTH: tl.constexpr, TOKENS: tl.constexpr, GROUP: tl.constexpr, COLUMNS: tl.constexpr,
     PIXELS: tl.constexpr, EVEN: tl.constexpr, FILLED: tl.constexpr,
@@ -78,7 +78,7 @@ def _read_tokens_kernel(
 
 
 @triton.jit
-def _read_tokens_gradients(
+def _pixels_read_tokens_gradients(
     g, q, kv, dq, parts, length, span, tokens, heads, scale,
     WIDTH: tl.constexpr, TOKENS: tl.constexpr, GROUP: tl.constexpr, COLUMNS: tl.constexpr,
     PIXELS: tl.constexpr, EVEN: tl.constexpr, FILLED: tl.constexpr,
@@ -120,7 +120,7 @@ def _read_tokens_gradients(
 
 
 @triton.jit
-def _read_pixels_kernel(
+def _tokens_read_pixels_kernel(
     q, kv, means, tops, length, span, tokens, heads, scale,
     WIDTH: tl.constexpr, TOKENS: tl.constexpr, GROUP: tl.constexpr, COLUMNS: tl.constexpr,
     PIXELS: tl.constexpr, EVEN: tl.constexpr, FILLED: tl.constexpr,
@@ -162,7 +162,7 @@ def _read_pixels_kernel(
 
 
 @triton.jit
-def _combine_kernel(
+def _combine_spans_kernel(
     means, tops, out, sums, splits, tokens, heads,
     WIDTH: tl.constexpr, INNER: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
@@ -193,12 +193,12 @@ def _combine_kernel(
 
 
 @triton.jit
-def _read_pixels_gradients(
+def _tokens_read_pixels_gradients(
     g, q, kv, out, sums, dkv, parts, length, span, tokens, heads, scale,
     WIDTH: tl.constexpr, TOKENS: tl.constexpr, GROUP: tl.constexpr, COLUMNS: tl.constexpr,
     PIXELS: tl.constexpr, EVEN: tl.constexpr, FILLED: tl.constexpr,
 ):  # fmt: skip
-    """As `_read_tokens_gradients`, where the row sums are those of G times the result, and dQ is what is summed.
+    """As `_pixels_read_tokens_gradients`, where the row sums are those of G times the result, and dQ is what is summed.
     Scores stand pixel by pixel here, (pixels, tokens x heads)."""
     first, image = tl.program_id(1) * GROUP, tl.program_id(2).to(tl.int64)
     inner = heads * WIDTH
@@ -234,7 +234,7 @@ def _read_pixels_gradients(
     tl.store(parts + part * inner + places, d_queries, mask=own)
 
 
-class Shape(NamedTuple):
+class AttentionLaunch(NamedTuple):
     """How heads and pixels are dealt out to programs."""
 
     batch: int
@@ -247,7 +247,7 @@ class Shape(NamedTuple):
     fixed: dict[str, Any]
 
     @classmethod
-    def of(cls, pixels: Tensor, few: Tensor, inner: int, heads: int, tiles: AttentionTiles) -> Shape:
+    def of(cls, pixels: Tensor, few: Tensor, inner: int, heads: int, tiles: AttentionTiles) -> AttentionLaunch:
         batch, length, _ = pixels.shape
         tokens, width = few.shape[1], inner // heads
         tiles = SMALLEST if pixels.dtype == torch.float32 else tiles
@@ -281,42 +281,44 @@ class Shape(NamedTuple):
         return torch.empty(self.batch, self.splits, *few.shape[1:], dtype=torch.float32, device=few.device)
 
 
-def read_tokens(q: Tensor, kv: Tensor, heads: int) -> Tensor:
+def pixels_read_tokens(q: Tensor, kv: Tensor, heads: int) -> Tensor:
     q, kv = q.contiguous(), kv.contiguous()
-    shape = Shape.of(q, kv, q.shape[2], heads, _READ_TOKENS)
+    launch = AttentionLaunch.of(q, kv, q.shape[2], heads, _READ_TOKENS)
     out = torch.empty_like(q)
-    _read_tokens_kernel[shape.grid](q, kv, out, *shape.numbers, **shape.fixed)
+    _pixels_read_tokens_kernel[launch.grid](q, kv, out, *launch.numbers, **launch.fixed)
     return out
 
 
-def read_tokens_back(g: Tensor, q: Tensor, kv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+def pixels_read_tokens_back(g: Tensor, q: Tensor, kv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
     g, q, kv = g.contiguous(), q.contiguous(), kv.contiguous()
-    shape = Shape.of(q, kv, q.shape[2], heads, _READ_TOKENS_BACK)
-    dq, dkv, parts = torch.empty_like(q), torch.empty_like(kv), shape.parts(kv)
-    _read_tokens_gradients[shape.grid](g, q, kv, dq, parts, *shape.numbers, **shape.fixed)
-    add_parts(parts, dkv)
+    launch = AttentionLaunch.of(q, kv, q.shape[2], heads, _READ_TOKENS_BACK)
+    dq, dkv, parts = torch.empty_like(q), torch.empty_like(kv), launch.parts(kv)
+    _pixels_read_tokens_gradients[launch.grid](g, q, kv, dq, parts, *launch.numbers, **launch.fixed)
+    add_spans(parts, dkv)
     return dq, dkv
 
 
-def read_pixels(q: Tensor, kv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+def tokens_read_pixels(q: Tensor, kv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
     """The result, and the logarithms (to base two) of the sums of weights (B, tokens, heads)."""
     q, kv = q.contiguous(), kv.contiguous()
-    shape = Shape.of(kv, q, q.shape[2], heads, _READ_PIXELS)
-    means = shape.parts(q)
-    tops = torch.empty(shape.batch, shape.splits, shape.tokens, heads, dtype=torch.float32, device=q.device)
+    launch = AttentionLaunch.of(kv, q, q.shape[2], heads, _READ_PIXELS)
+    means = launch.parts(q)
+    tops = torch.empty(launch.batch, launch.splits, launch.tokens, heads, dtype=torch.float32, device=q.device)
     out, sums = torch.empty_like(q), torch.empty(*q.shape[:2], heads, dtype=torch.float32, device=q.device)
-    _read_pixels_kernel[shape.grid](q, kv, means, tops, *shape.numbers, **shape.fixed)
-    _combine_kernel[(shape.tokens, shape.batch)](
-        means, tops, out, sums, shape.splits, shape.tokens, heads,
-        WIDTH=shape.width, INNER=triton.next_power_of_2(q.shape[2]), PARTS=_PARTS, num_warps=4,
+    _tokens_read_pixels_kernel[launch.grid](q, kv, means, tops, *launch.numbers, **launch.fixed)
+    _combine_spans_kernel[(launch.tokens, launch.batch)](
+        means, tops, out, sums, launch.splits, launch.tokens, heads,
+        WIDTH=launch.width, INNER=triton.next_power_of_2(q.shape[2]), PARTS=_PARTS, num_warps=4,
     )  # fmt: skip
     return out, sums
 
 
-def read_pixels_back(g: Tensor, q: Tensor, kv: Tensor, out: Tensor, sums: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+def tokens_read_pixels_back(
+    g: Tensor, q: Tensor, kv: Tensor, out: Tensor, sums: Tensor, heads: int
+) -> tuple[Tensor, Tensor]:
     g, q, kv = g.contiguous(), q.contiguous(), kv.contiguous()
-    shape = Shape.of(kv, q, q.shape[2], heads, _READ_PIXELS_BACK)
-    dq, dkv, parts = torch.empty_like(q), torch.empty_like(kv), shape.parts(q)
-    _read_pixels_gradients[shape.grid](g, q, kv, out, sums, dkv, parts, *shape.numbers, **shape.fixed)
-    add_parts(parts, dq)
+    launch = AttentionLaunch.of(kv, q, q.shape[2], heads, _READ_PIXELS_BACK)
+    dq, dkv, parts = torch.empty_like(q), torch.empty_like(kv), launch.parts(q)
+    _tokens_read_pixels_gradients[launch.grid](g, q, kv, out, sums, dkv, parts, *launch.numbers, **launch.fixed)
+    add_spans(parts, dq)
     return dq, dkv

@@ -98,7 +98,7 @@ def _gradients(
         tl.store(out + places, d.to(out.dtype.element_ty), mask=inside)
 
 
-class _Shape(NamedTuple):
+class _LossLaunch(NamedTuple):
     """How pixels are dealt out to programs."""
 
     programs: int
@@ -106,7 +106,7 @@ class _Shape(NamedTuple):
     fixed: dict[str, Any]
 
     @classmethod
-    def of(cls, logits: Tensor) -> _Shape:
+    def of(cls, logits: Tensor) -> _LossLaunch:
         batch, classes, height, width = logits.shape
         padded = triton.next_power_of_2(classes)
         pixels, length = max(16, _ELEMENTS // padded), height * width
@@ -124,24 +124,24 @@ class _Shape(NamedTuple):
 def total(logits: Tensor, target: Tensor, ignored: int, smoothing: float) -> tuple[Tensor, Tensor]:
     """Of logits (B, C, H, W), contiguous or channels last, and labels (B, H, W): the sum of losses, in float32, and the
     number of pixels, int64."""
-    shape, device = _Shape.of(logits), logits.device
-    totals = torch.empty(shape.programs, dtype=torch.float32, device=device)
-    counts = torch.empty(shape.programs, dtype=torch.int32, device=device)
+    launch, device = _LossLaunch.of(logits), logits.device
+    totals = torch.empty(launch.programs, dtype=torch.float32, device=device)
+    counts = torch.empty(launch.programs, dtype=torch.int32, device=device)
     loss = torch.empty((), dtype=torch.float32, device=device)
     count = torch.empty((), dtype=torch.int64, device=device)
-    _sum_parts[(shape.programs,)](
-        logits, target.contiguous(), totals, counts, *shape.numbers, ignored, smoothing,
-        SMOOTHED=smoothing != 0, **shape.fixed,
+    _sum_parts[(launch.programs,)](
+        logits, target.contiguous(), totals, counts, *launch.numbers, ignored, smoothing,
+        SMOOTHED=smoothing != 0, **launch.fixed,
     )  # fmt: skip
-    _add[(1,)](totals, counts, loss, count, shape.programs, PARTS=_PARTS, num_warps=4, **launch_options(device))
+    _add[(1,)](totals, counts, loss, count, launch.programs, PARTS=_PARTS, num_warps=4, **launch_options(device))
     return loss, count
 
 
 def gradients(gradient: Tensor, logits: Tensor, target: Tensor, ignored: int, smoothing: float) -> Tensor:
     """Of the logits, given that of the sum of losses."""
-    shape = _Shape.of(logits)
+    launch = _LossLaunch.of(logits)
     out = torch.empty_like(logits)
-    _gradients[(shape.programs,)](
-        gradient, logits, target.contiguous(), out, *shape.numbers, ignored, smoothing, **shape.fixed
+    _gradients[(launch.programs,)](
+        gradient, logits, target.contiguous(), out, *launch.numbers, ignored, smoothing, **launch.fixed
     )  # fmt: skip
     return out

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from crispseg.ops.common.column_sums import add_parts
+from crispseg.ops.common.column_sums import add_column_parts
 from crispseg.ops.common.dependent_launch import after_the_kernel_before, launch_options
 from crispseg.ops.common.hardware import multiprocessors
 from crispseg.ops.maps import depthwise_gradients, depthwise_kernels, normalize_kernels
@@ -185,5 +185,5 @@ def gain_gradients(drho: Tensor, dt: Tensor, dt_bias: Tensor, a_log: Tensor, ddt
         **launch_options(dt.device),
     )  # fmt: skip
     of_bias, of_log = torch.empty_like(dt_bias), torch.empty_like(a_log)
-    add_parts(parts.flatten(1), of_bias, of_log)
+    add_column_parts(parts.flatten(1), of_bias, of_log)
     return of_bias, of_log

@@ -61,13 +61,13 @@ def _(descriptors: Tensor, prototypes: Tensor, *rest: Tensor) -> str | None:
 @best_match.kernel
 def _(descriptors: Tensor, prototypes: Tensor) -> tuple[Tensor, Tensor]:
     size = descriptors.shape[-2:]
-    best, winners, _ = _best_cosines(descriptors.flatten(2).transpose(1, 2), prototypes, None)  # of (B, L, d)
+    best, winners, _ = _best_match(descriptors.flatten(2).transpose(1, 2), prototypes, None)  # of (B, L, d)
     return best.unflatten(-1, size), winners.unflatten(-1, size)
 
 
 @soft_match.kernel
 def _(descriptors: Tensor, prototypes: Tensor, sharpness: Tensor) -> Tensor:
-    values, _, _ = _soft_cosines(descriptors.flatten(2).transpose(1, 2), prototypes, sharpness)
+    values, _, _ = _soft_match(descriptors.flatten(2).transpose(1, 2), prototypes, sharpness)
     return values.unflatten(-1, descriptors.shape[-2:])
 
 
@@ -109,4 +109,4 @@ def _cosines(name: str, operator: Operator[..., Any]) -> Any:
     return forward
 
 
-_best_cosines, _soft_cosines = _cosines("best_cosines", best_match), _cosines("soft_cosines", soft_match)
+_best_match, _soft_match = _cosines("best_match", best_match), _cosines("soft_match", soft_match)

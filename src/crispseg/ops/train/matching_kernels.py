@@ -19,7 +19,7 @@ from torch import Tensor
 
 from crispseg.ops.common.hardware import padded
 from crispseg.ops.common.rounding import multiply
-from crispseg.ops.common.tokens_and_pixels import LOG2_E, SMALLEST, AttentionTiles, add_parts, inside, like, product
+from crispseg.ops.common.tokens_and_pixels import LOG2_E, SMALLEST, AttentionTiles, add_spans, inside, like, product
 from crispseg.ops.infer.pixel_attention import MOST_CHANNELS
 
 _TILES = AttentionTiles(64, 4, 2, 3)
@@ -166,7 +166,7 @@ def _best_gradients(
         tl.store(sharper, tl.sum(steeper, 0) * LOG2_E / (steep * BLOCKS))
 
 
-class Shape(NamedTuple):
+class MatchingLaunch(NamedTuple):
     """How classes, channels and pixels are dealt out to programs."""
 
     splits: int  # of the pixels
@@ -176,7 +176,7 @@ class Shape(NamedTuple):
     fixed: dict[str, Any]
 
     @classmethod
-    def of(cls, x: Tensor, prototypes: Tensor, most: int) -> Shape:
+    def of(cls, x: Tensor, prototypes: Tensor, most: int) -> MatchingLaunch:
         batch, length, width = x.shape
         classes, count = prototypes.shape[1:3]
         tiles = SMALLEST if x.dtype == torch.float32 else _TILES
@@ -199,14 +199,14 @@ def best(x: Tensor, prototypes: Tensor, sharpness: Tensor | None) -> tuple[Tenso
     """The best cosines and who won, (B, classes, L), and the norms of x, (B, L). With a sharpness the smooth maxima,
     and all cosines, (B, classes, K, L), for who won."""
     x, prototypes = x.contiguous(), prototypes.contiguous()
-    shape = Shape.of(x, prototypes, MOST_CHANNELS)
+    launch = MatchingLaunch.of(x, prototypes, MOST_CHANNELS)
     size = (x.shape[0], prototypes.shape[1], x.shape[1])
     values = torch.empty(size, dtype=torch.float32, device=x.device)
     each = (*prototypes.shape[:3], x.shape[1])
     kept = torch.empty_like(values, dtype=torch.uint8) if sharpness is None else values.new_empty(each)
     norms = torch.empty(x.shape[:2], dtype=torch.float32, device=x.device)
-    _best_kernel[(shape.splits, shape.groups, len(x))](
-        x, prototypes, values, kept, norms, sharpness, *shape.numbers, **shape.fixed
+    _best_kernel[(launch.splits, launch.groups, len(x))](
+        x, prototypes, values, kept, norms, sharpness, *launch.numbers, **launch.fixed
     )  # fmt: skip
     return values, kept, norms
 
@@ -216,16 +216,16 @@ def best_back(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, the prototypes and the sharpness (anything where there is none); `best` has found the rest."""
     g, x, prototypes = g.contiguous(), x.contiguous(), prototypes.contiguous()
-    shape = Shape.of(x, prototypes, _COLUMNS)
-    dx = x.new_empty(shape.groups, *x.shape)
-    parts = torch.empty(len(x), shape.splits, *prototypes.shape[1:], dtype=torch.float32, device=x.device)
-    programs = shape.splits, shape.groups * shape.blocks, len(x)
+    launch = MatchingLaunch.of(x, prototypes, _COLUMNS)
+    dx = x.new_empty(launch.groups, *x.shape)
+    parts = torch.empty(len(x), launch.splits, *prototypes.shape[1:], dtype=torch.float32, device=x.device)
+    programs = launch.splits, launch.groups * launch.blocks, len(x)
     sharper = None if sharpness is None else parts.new_empty(programs)
     _best_gradients[programs](
-        g, x, prototypes, *found, dx, parts, sharpness, sharper, *shape.numbers,
-        BLOCKS=shape.blocks, maxnreg=None if sharpness is None else _SOFT_REGISTERS, **shape.fixed,
+        g, x, prototypes, *found, dx, parts, sharpness, sharper, *launch.numbers,
+        BLOCKS=launch.blocks, maxnreg=None if sharpness is None else _SOFT_REGISTERS, **launch.fixed,
     )  # fmt: skip
     d_prototypes = torch.empty_like(prototypes)
-    add_parts(parts, d_prototypes)
-    dx = dx.view(x.shape) if shape.groups == 1 else dx.sum(0)
+    add_spans(parts, d_prototypes)
+    dx = dx.view(x.shape) if launch.groups == 1 else dx.sum(0)
     return dx, d_prototypes, parts.new_empty(()) if sharper is None else sharper.sum()

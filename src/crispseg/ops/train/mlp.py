@@ -27,7 +27,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor, relu: bool = False) -> Tenso
 @linear.kernel
 def _(x: Tensor, weight: Tensor, bias: Tensor, relu: bool = False) -> Tensor:
     dtype = product_dtype(x)
-    weight_copy, bias_copy = rounded(dtype, weight, bias)
+    weight_copy, bias_copy = rounded_copies(dtype, weight, bias)
     return _linear(x.to(dtype), weight, bias, weight_copy, bias_copy, relu)
 
 
@@ -40,7 +40,7 @@ def mlp(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tenso
 @mlp.kernel
 def _(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor) -> Tensor:
     dtype = product_dtype(x)
-    copy1, copy2, bias_copy = rounded(dtype, weight1, weight2, bias2)
+    copy1, copy2, bias_copy = rounded_copies(dtype, weight1, weight2, bias2)
     return _mlp(x.to(dtype), weight1, bias1, weight2, bias2, copy1, copy2, bias_copy)[0]
 
 
@@ -59,12 +59,12 @@ def product_dtype(x: Tensor) -> torch.dtype:
     return x.dtype
 
 
-def rounded(dtype: torch.dtype, *parameters: Tensor) -> list[Tensor]:
+def rounded_copies(dtype: torch.dtype, *parameters: Tensor) -> list[Tensor]:
     """Parameters as products take them, without gradient."""
     return [x.detach().to(dtype) for x in parameters]
 
 
-def product(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
+def product_stored_as(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
     """x y, stored in this precision without being rounded to that of x first, where the device can."""
     if x.dtype != dtype == torch.float32 and x.is_cuda:
         return torch.mm(x, y, out_dtype=dtype)
@@ -103,7 +103,7 @@ def _linear_backward(
         db = column_sums.column_sums(g, bias.dtype)
     else:
         g, db = column_sums.relu_gradients(g, _rows(y), bias.dtype)
-    return [torch.mm(g, weight_copy).view(x.shape), product(g.t(), _rows(x), weight.dtype), db]
+    return [torch.mm(g, weight_copy).view(x.shape), product_stored_as(g.t(), _rows(x), weight.dtype), db]
 
 
 def _linear_gradients(gradient: Tensor, *kept: Any) -> list[Tensor]:
@@ -165,8 +165,8 @@ def _mlp_backward(
     du = torch.mm(g, weight2_copy)
     u, db1, db2 = kernels.gelu_gradients_(du, h, bias1, g, bias2)
     dh = du
-    dw2 = product(g.t(), u, weight2.dtype)
-    dw1 = product(dh.t(), _rows(x), weight1.dtype)
+    dw2 = product_stored_as(g.t(), u, weight2.dtype)
+    dw1 = product_stored_as(dh.t(), _rows(x), weight1.dtype)
     return [torch.mm(dh, weight1_copy).view(x.shape), dw1, db1, dw2, db2]
 
 

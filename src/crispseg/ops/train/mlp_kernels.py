@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from crispseg.ops.common.column_sums import add_parts, column_part, cut
+from crispseg.ops.common.column_sums import add_column_parts, column_part, cut
 from crispseg.ops.common.dependent_launch import after_the_kernel_before, launch_options
 from crispseg.ops.common.rounding import widened
 
@@ -124,5 +124,5 @@ def gelu_gradients_(du: Tensor, h: Tensor, bias: Tensor, g: Tensor, bias2: Tenso
         du, h, bias, g, u, parts, rows, chunk, HIDDEN=hidden, WIDTH=width, ROWS=tiles.rows, COLUMNS=tiles.columns,
         num_warps=tiles.warps, **launch_options(h.device),
     )  # fmt: skip
-    add_parts(parts, db1, db2)
+    add_column_parts(parts, db1, db2)
     return u, db1, db2

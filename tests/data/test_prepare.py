@@ -98,6 +98,10 @@ def test_of_several_compositions_one_is_chosen(tmp_path: Path, capsys: pytest.Ca
     assert "rgb images are taken; rgb, irrg are there: choose with --images" in capsys.readouterr().err
     run_prepare(*words, "--images", "irrg")
     assert "irrg images are taken" in capsys.readouterr().err
+    with pytest.raises(
+        UserError, match="no rgbir images of Potsdam, but rgb and irrg ones: .* give --images rgb; rgbir "
+    ):
+        make_plan("potsdam", source, Choices(images="rgbir"))
 
 
 def test_loveda_values_shift_and_nodata_is_ignored(tmp_path: Path) -> None:
@@ -116,7 +120,15 @@ def test_mmsegmentation_layout(dataset: str, tmp_path: Path) -> None:
     source = fake_mmseg(tmp_path / "source", dataset)
     run_prepare(dataset, "--source", str(source), "--out", str(tmp_path / "out"))
     folder = open_folder(tmp_path / "out")
-    assert folder.protocol.name == ("loveda/val7" if dataset == "loveda" else f"{dataset}/mmseg6")  # the one it can do
+    assert folder.protocol.name == (
+        "loveda/val7" if dataset == "loveda" else f"{dataset}/mmseg6"
+    )  # the first it can do
+    if dataset != "loveda":
+        assert (
+            open_folder(tmp_path / "out", protocol=f"{dataset}/mmseg5")
+            .read_mask(folder.records("val")[0], "eroded")
+            .size
+        )
     record = folder.records("train")[0]
     stem = record.name.removeprefix("train_")
     original = read(source / "ann_dir" / "train" / f"{stem}.png").astype(int)

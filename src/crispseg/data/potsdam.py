@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from crispseg.data import known
 from crispseg.data.plan import DatasetPlan, Wanted, collect, geoseg_patches_plan, mmseg_plan, pick_tiles
 from crispseg.data.sources import Entry
+from crispseg.errors import UserError
 
 BANDS = known.BANDS["potsdam"]
 COMPOSITIONS = {
@@ -20,9 +21,10 @@ COMPOSITIONS = {
     "irrg": known.IRRG,
     "rgbir": (*BANDS, "near_infrared"),
 }
+_ARCHIVE_OF = {"rgb": "2_Ortho_RGB.zip", "irrg": "3_Ortho_IRRG.zip", "rgbir": "4_Ortho_RGBIR.zip"}
 _SOURCE = "of the ISPRS Potsdam 2D semantic labelling benchmark"
 ARCHIVES = {
-    "image": f"2_Ortho_RGB.zip, 3_Ortho_IRRG.zip or 4_Ortho_RGBIR.zip {_SOURCE}",
+    "image": f"{_ARCHIVE_OF['rgb']}, {_ARCHIVE_OF['irrg']} or {_ARCHIVE_OF['rgbir']} {_SOURCE}",
     "full": f"5_Labels_all.zip {_SOURCE}",
     "eroded": f"5_Labels_all_noBoundary.zip {_SOURCE}",
 }
@@ -39,6 +41,11 @@ def plan(entries: Sequence[Entry], wanted: Wanted = "both", images: str = "auto"
         return mmseg_plan("potsdam", entries, BANDS, _MMSEG_NAME, known.POTSDAM_TILES)
     matches = [(match, entry) for entry in entries if (match := _FILE.fullmatch(entry.path.name))]
     there = [name for name in COMPOSITIONS if any(match[3].lower() == name for match, _ in matches)]
+    if there and images not in ("auto", *there):
+        raise UserError(
+            f"there are no {images} images of Potsdam, but {' and '.join(there)} ones: leave out --images, or give "
+            f"--images {there[0]}; {images} ones are in {_ARCHIVE_OF[images]} {_SOURCE}"
+        )
     chosen = images if images != "auto" else (there or ["rgb"])[0]
     roles = {**_ROLES, chosen: "image"}
     triples = [

@@ -137,6 +137,17 @@ def test_epochs_become_steps(folder, tmp_path):
         ({"data": {"path": ""}}, "no data: give data=FOLDER"),
         ({"loss": {"class_weights": [1, 2, 3]}}, "3 numbers, but there are 2 classes"),
         ({"loss": {"mutual": 0.1}}, "loss.mutual needs a model with soft matching: crisp_nano has none"),
+        (
+            {
+                "loss": {"mutual": 0.1},
+                "model": {"name": "crisp_nano", "options": {**tiny.OPTIONS, "matching": "lse", "prototypes": 1}},
+            },
+            "loss.mutual spreads a class's pixels over its prototypes, and there is one",
+        ),
+        (
+            {"model": {"name": "crisp_nano", "options": {"selectivity": 3.0}}},
+            "selectivity is for selective fusion: normalized has none",
+        ),
         ({"batch_size": 3, "accumulate": 2}, "batch_size 3 cannot be shared out"),
         ({"model": {"name": "crisp_nanno"}}, "did you mean 'crisp_nano'"),
         ({"model": {"name": "crisp_nano", "options": {"widht": 8}}}, "did you mean 'width'"),

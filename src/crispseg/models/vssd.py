@@ -60,6 +60,10 @@ class VSSDConfig:
         check_sizes(expand=self.expand, mlp_ratio=self.mlp_ratio)
         if not 0 <= self.drop_path < 1:
             raise UserError(f"drop_path must be at least 0 and below 1, not {self.drop_path}")
+        if self.selectivity != VSSDConfig.selectivity and self.fusion != "selective":
+            raise UserError(
+                f"selectivity is for selective fusion: {self.fusion} has none; give fusion=selective, or leave it out"
+            )
 
     @property
     def widths(self) -> tuple[int, ...]:

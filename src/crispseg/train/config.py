@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -148,6 +149,8 @@ def check(config: TrainConfig) -> None:
         "data.resolution": config.data.resolution,
     }
     configs.check_positive(positive)
+    _check_loss(config.loss)
+    configs.check_between({"optimizer.gate_factor": config.optimizer.gate_factor}, 0, math.inf)
     if config.schedule.steps is not None and config.schedule.epochs is not None:
         raise UserError("give schedule.steps or schedule.epochs, not both")
     if config.schedule.decay == "restarts" and not 0 < config.schedule.first_cycle <= 1:
@@ -162,6 +165,14 @@ def check(config: TrainConfig) -> None:
         raise UserError("loss.class_weights does not go with data.also: a label there may stand for several classes")
     if not 0 <= config.ema < 1:
         raise UserError(f"ema must be at least 0 and below 1, not {config.ema}")
+
+
+def _check_loss(loss: LossConfig) -> None:
+    weights = {"dice": loss.dice, "auxiliary": loss.auxiliary, "orth": loss.orth, "margin": loss.margin}
+    weights["mutual"] = loss.mutual
+    configs.check_between({f"loss.{key}": value for key, value in weights.items()}, 0, math.inf)
+    configs.check_between({"loss.smoothing": loss.smoothing}, 0, 1)
+    configs.check_between({"loss.delta": loss.delta}, 0, 2)  # cosines above 1 - delta are penalised, and end at -1
 
 
 def write_config(config: TrainConfig, path: Path) -> None:

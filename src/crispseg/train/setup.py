@@ -20,6 +20,7 @@ from crispseg.data.manifest import MANIFEST, Statistics
 from crispseg.data.shares import SplitShares, read_all_labels, split_shares
 from crispseg.errors import UserError
 from crispseg.models.base import ModelInfo, SegmentationModel
+from crispseg.models.omp import OMPHead
 from crispseg.models.registry import create_model
 from crispseg.threads import available_cores
 from crispseg.train.config import DataConfig, Precision, TrainConfig
@@ -199,6 +200,12 @@ def build_model(config: TrainConfig, folder: Folder) -> SegmentationModel:
         raise UserError(
             f"loss.mutual needs a model with soft matching: {model.name} has none; give a crisp model with "
             "model.options.matching=lse, or loss.mutual=0"
+        )
+    head = getattr(model, "head", None)
+    if config.loss.mutual and isinstance(head, OMPHead) and head.config.prototypes == 1:
+        raise UserError(
+            "loss.mutual spreads a class's pixels over its prototypes, and there is one: give "
+            "model.options.prototypes=2 or more, or loss.mutual=0"
         )
     statistics, described = _facts(config, folder)
     ground = _ground(config, folder)

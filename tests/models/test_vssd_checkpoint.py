@@ -7,7 +7,7 @@ from safetensors.torch import save_file
 import crispseg
 from crispseg.errors import UserError
 from crispseg.models.vssd import VARIANTS
-from crispseg.models.vssd_checkpoint import start_from_checkpoint
+from crispseg.models.vssd_checkpoint import other_fusion, start_from_checkpoint
 from tests.models.test_vssd import PUBLIC, randomised
 
 SMALL = {"width": 8, "depths": (1, 1, 2, 1), "heads": (1, 2, 2, 4), "state": 4}
@@ -118,7 +118,7 @@ def test_a_hybrid_file_starts_the_papers_model(fusion, tmp_path):
     weights, path = public_weights(), tmp_path / "vssd_tiny.pth"
     torch.save({"model": weights}, path)
     target = backbone(last_stage="ncssd", fusion=fusion, dco=True)
-    said, warning = start_from_checkpoint(target, path)
+    said, warning = start_from_checkpoint(target, path), other_fusion(target)
     loaded = target.state_dict()
     same = [name for name in loaded if name in weights and torch.equal(loaded[name], weights[name])]
     assert len(same) == sum(name in loaded and loaded[name].shape == t.shape for name, t in weights.items()) > 80
@@ -130,8 +130,8 @@ def test_a_hybrid_file_starts_the_papers_model(fusion, tmp_path):
 
 def test_the_public_model_itself_starts_whole_and_without_remarks(tmp_path):
     torch.save(public_weights(classifier=False), tmp_path / "w.pth")
-    said, warning = start_from_checkpoint(backbone(), tmp_path / "w.pth")
-    assert "fresh" not in said and "left out" not in said and not warning
+    said = start_from_checkpoint(backbone(), tmp_path / "w.pth")
+    assert "fresh" not in said and "left out" not in said and not other_fusion(backbone())
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -59,7 +59,6 @@ class SegmentationModel(nn.Module):
     num_classes: int = 0
     in_channels: int = 0
     normalises: bool = False  # whether it takes raw pixels and normalises them itself, as exported files do
-    caution: str = ""  # what a user who trains it must know of its start; not saved
     one_size_because: str = ""  # why it can be exported for one size of image only; empty: it can for any
     options: dict[str, Any]
     info: ModelInfo

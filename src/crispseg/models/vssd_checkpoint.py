@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
@@ -72,15 +72,8 @@ def load_vssd_checkpoint(backbone: VSSD, path_or_state_dict: str | os.PathLike[s
     return [n for n in ours if n not in given]
 
 
-class Start(NamedTuple):
-    """What a training starts from, in a sentence, and what the user must know of it, if anything."""
-
-    said: str
-    warning: str = ""
-
-
-def start_from_checkpoint(backbone: VSSD, path: str | os.PathLike[str], bands: Sequence[str] = ()) -> Start:
-    """Take over what fits of a public VSSD checkpoint, as a start for training; says what that is.
+def start_from_checkpoint(backbone: VSSD, path: str | os.PathLike[str], bands: Sequence[str] = ()) -> str:
+    """Take over what fits of a public VSSD checkpoint, as a start for training; says in a sentence what that is.
 
     Public files are hybrid (softmax attention in stage 4) and raw: a model with NC-SSD throughout, or with another
     fusion, takes the rest. A file that is mostly of another network is refused as by `load_vssd_checkpoint`.
@@ -99,17 +92,11 @@ def start_from_checkpoint(backbone: VSSD, path: str | os.PathLike[str], bands: S
         facts.append(f"left out, as this model has no such tensors: {len(left)} under {', '.join(places)}")
     if fresh := _fresh_parts([name for name in ours if name not in fitting]):
         facts.append(f"not in the file, so fresh: {', '.join(fresh)}")
-    return Start(f"the public checkpoint {os.fspath(path)} ({'; '.join(facts)})", _other_fusion(backbone))
+    return f"the public checkpoint {os.fspath(path)} ({'; '.join(facts)})"
 
 
-def _fresh_parts(names: list[str]) -> list[str]:
-    """What these tensors are, each kind once and in words."""
-    counted = [name for name in names if not name.endswith("num_batches_tracked")]
-    found = {next(words for part, words in _FRESH.items() if part in name) for name in counted}
-    return [words for words in _FRESH.values() if words in found]
-
-
-def _other_fusion(backbone: VSSD) -> str:
+def other_fusion(backbone: VSSD) -> str:
+    """What a user must know who starts this backbone from a public checkpoint; nothing if its fusion is theirs."""
     fusion = backbone.config.fusion
     if fusion == "raw":
         return ""
@@ -117,6 +104,13 @@ def _other_fusion(backbone: VSSD) -> str:
         f"public VSSD files were trained with raw fusion and this model has {fusion}, in which their mixers compute "
         "something else; model.options.fusion=raw keeps what they learnt"
     )
+
+
+def _fresh_parts(names: list[str]) -> list[str]:
+    """What these tensors are, each kind once and in words."""
+    counted = [name for name in names if not name.endswith("num_batches_tracked")]
+    found = {next(words for part, words in _FRESH.items() if part in name) for name in counted}
+    return [words for words in _FRESH.values() if words in found]
 
 
 def _backbone_part(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

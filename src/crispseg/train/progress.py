@@ -30,8 +30,9 @@ class Progress:
             self.say(f"step {done}/{self.total}  {text}  {self._time_left(done)} left")
 
     def warn(self, text: str) -> None:
-        """What the user must know, silent or not."""
-        self._print(f"warning: {text}")
+        """What the user must know, silent or not; an empty text is no warning."""
+        if text:
+            self._print(f"warning: {text}")
 
     def say(self, text: str) -> None:
         if not self.silent:

@@ -81,7 +81,7 @@ def start_from(model: SegmentationModel, path: Path, folder: Folder | None = Non
             f"model.weights {path} is a checkpoint file, which only VSSD backbones and the rivals take; give a model "
             "folder"
         )
-    model.origin, model.caution = start_from_checkpoint(backbone, path, model.info.bands)
+    model.origin = start_from_checkpoint(backbone, path, model.info.bands)
     _normalise_as_imagenet(model, folder, model.info.bands)
 
 

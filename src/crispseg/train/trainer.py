@@ -20,6 +20,8 @@ from crispseg.data.joined import JoinedSet
 from crispseg.data.loader import make_loader
 from crispseg.data.shares import SplitShares
 from crispseg.errors import UserError
+from crispseg.models.vssd import VSSD
+from crispseg.models.vssd_checkpoint import other_fusion
 from crispseg.train import run_folder
 from crispseg.train.checkpoint import BEST, LAST, State, save_checkpoint
 from crispseg.train.config import TrainConfig
@@ -97,9 +99,9 @@ class Trainer:
         self.meter = Meter(self.processes, self.log, self.progress, self.batch_size)
         self.meter.load_state_dict(self.meter_state)
         self.progress.say(self._greeting())
-        caution = self.stepper.model.caution
-        if caution and not self.done and self.processes.first:
-            self.progress.warn(caution)
+        backbone, weights = getattr(self.stepper.model, "backbone", None), self.config.model.weights
+        if self.processes.first and not self.done and isinstance(backbone, VSSD) and Path(weights or "").is_file():
+            self.progress.warn(other_fusion(backbone))
 
     def _begin_trackers(self) -> list[Tracker]:
         told = [*named_trackers(self.config.track, self.progress.say), *self.trackers]

@@ -20,6 +20,14 @@ def write(path, **values):
     return path
 
 
+def test_the_papers_boundary_scores_are_there_by_data_set():
+    sharpness, band = (read_table(find_table(name)) for name in ("sharpness", "boundary"))
+    assert [row.paper_on("loveda") for row in sharpness.rows] == [{"mBF": 19.99}, {"mBF": 22.39}]
+    assert [row.paper_on("potsdam")["mBF"] for row in sharpness.rows] == [66.69, 70.38]
+    assert [row.paper_on("potsdam")["mBF"] for row in band.rows] == [86.98, 82.32, 89.53]
+    assert all(not row.paper_on("") for row in (*sharpness.rows, *band.rows))
+
+
 def test_rows_lie_over_the_table_and_the_base():
     table = Table("T", (Row("a", {"model": {"options": {"dco": True}}}),), set={"model": {"name": "crisp_{size}"}})
     values = row_values(table, table.rows[0], {"model": {"name": "x", "options": {"state": 4}}, "seed": 9})
@@ -118,19 +126,6 @@ def test_runs_are_scored_on_the_split_of_their_protocol(tmp_path):
     for protocol, score in (("potsdam/paper5", "protocol"), ("dubai/own5", "val")):
         plan = make_plan([table], [DataSet(protocol, {"data": {"protocol": protocol}})], [], [0], tmp_path)
         assert [run.config.score for run in plan.runs] == [score]
-
-
-def test_the_papers_boundary_scores_are_there_by_data_set():
-    sharpness, band = (read_table(find_table(name)) for name in ("sharpness", "boundary"))
-    assert [row.paper_on("loveda") for row in sharpness.rows] == [{"mBF": 19.99}, {"mBF": 22.39}]
-    assert [row.paper_on("potsdam")["mBF"] for row in (*sharpness.rows, *band.rows)] == [
-        66.69,
-        70.38,
-        86.98,
-        82.32,
-        89.53,
-    ]
-    assert all(not row.paper_on("") for row in (*sharpness.rows, *band.rows))
 
 
 def scores(table, data, out, *words):

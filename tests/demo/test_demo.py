@@ -15,8 +15,10 @@ from crispseg.cli.main import main
 from crispseg.data.images import read_mask
 from crispseg.data.known import AERIAL, DUBAI
 from crispseg.data.labels import encode
+from crispseg.demo import page
 from crispseg.demo import run as demo_run
-from crispseg.demo.held_out import HeldOut
+from crispseg.demo.buildings import find_buildings
+from crispseg.demo.held_out import HeldOut, Patches
 from crispseg.errors import UserError
 from crispseg.models.base import ModelInfo
 from crispseg.predict.scene import Watcher
@@ -25,7 +27,7 @@ from tests.models.test_registered import SHRINK_CRISP
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 FILES = {
-    "close_up.png", "index.html", "map.geojson", "map.gpkg", "map.qml", "map.tif", "map.tif.aux.xml",
+    "buildings.png", "close_up.png", "index.html", "map.geojson", "map.gpkg", "map.qml", "map.tif", "map.tif.aux.xml",
     "map_confidence.tif", "scene.jpg", "scores.json", "side_by_side.png", "truth.png",
 }  # fmt: skip
 
@@ -52,7 +54,9 @@ def model(tmp_path):
 
 def saved_model(path, classes):
     model = crispseg.create_model("crisp_nano", num_classes=len(classes), **SHRINK_CRISP)
-    info = ModelInfo(classes, AERIAL.colours[: len(classes)], mean=(120.0,) * 3, std=(60.0,) * 3, training_data="toys")
+    info = ModelInfo(
+        classes, AERIAL.colours[: len(classes)], mean=(120.0,) * 3, std=(60.0,) * 3, training_data="toys #0123456789, x"
+    )
     model.info = info
     model.save(path)
     return path
@@ -109,23 +113,64 @@ def test_the_page_stands_alone_and_its_links_lead_somewhere(scene, model, tmp_pa
     demo_run.run_demo(tmp_path / "demo", model, scene)
     page = (tmp_path / "demo" / "index.html").read_text(encoding="utf-8")
     links = re.findall(r'href="([^"]+)"', page)
-    assert set(links) == FILES - {"index.html", "side_by_side.png", "close_up.png"}
+    assert set(links) == FILES - {"index.html", "side_by_side.png", "close_up.png", "buildings.png"}
     assert all((tmp_path / "demo" / link).is_file() for link in links)
     shown = [base64.b64decode(data) for data in re.findall(r'src="data:image/(?:png|jpeg);base64,([^"]+)"', page)]
-    assert page.count("<img") == len(shown) == 10 and len(re.findall(r'<img [^>]*alt="[^"]{5,}"', page)) == 10
+    assert page.count("<img") == len(shown) == 14 and len(re.findall(r'<img [^>]*alt="[^"]{5,}"', page)) == 14
     assert Image.open(io.BytesIO(shown[0])).size == Image.open(io.BytesIO(shown[1])).size  # the divider's two halves
     assert page.index('class="compare"') < page.index('class="figures"')  # the divider comes first
     assert "http" not in page.replace("http-equiv", "") and not re.search(r"<script [^>]*src", page)
     for said in (
         *AERIAL.names,
         "CC0",
-        "Trained on toys.",
+        "Trained on toys, x.",
+        "Land Information New Zealand",
+        "CC BY 4.0",
         "validate",
         "without a georeference",
         "crisp predict",
         "crisp demo --out",
     ):
         assert said in page
+    assert "#0123456789" not in page and "What it cannot do" not in page  # what is known of ours is not said of others
+    write_again(model, notes="Knows toys alone.")
+    demo_run.run_demo(tmp_path / "demo", model, scene, existing="replace")
+    page = (tmp_path / "demo" / "index.html").read_text(encoding="utf-8")
+    assert "What it cannot do" in page and "Knows toys alone." in page
+
+
+def write_again(folder, **facts):
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config["info"].update(facts)
+    path.write_text(json.dumps(config))
+
+
+def test_patches_are_segmented_one_by_one(tmp_path, model):
+    """The second example against sets of pixels; patches do not touch, so none may see its neighbour."""
+    patches = Patches()
+    network = crispseg.load(model)
+    found = find_buildings(network, patches)
+    image, truth = patches.image(), patches.truth() == 1
+    assert image.shape == (448, 896, 3) and found.count == 8 and 0.2 < truth.mean() < 0.6
+    expected = np.zeros_like(truth)
+    for top in (0, 224):
+        for left in (0, 224, 448, 672):
+            part = (slice(top, top + 224), slice(left, left + 224))
+            expected[part] = crispseg.segment(image[part], network) == 0
+    assert np.array_equal(found.shown.prediction, expected)
+    assert found.iou == pytest.approx((expected & truth).sum() / (expected | truth).sum())
+
+
+def test_the_shipped_model_finds_the_buildings_of_christchurch():
+    assert find_buildings(crispseg.load("crisp_nano_aerial"), Patches()).iou > 0.8
+
+
+def test_the_patches_are_small_and_credited():
+    folder = Patches().folder
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 200 * 2**10
+    origin = (folder / "README.md").read_text(encoding="utf-8")
+    assert all(word in origin for word in ("LINZ", "CC BY 4.0", "H. Guo", "validation split", "never trained on"))
 
 
 def test_the_command_prints_scores_and_where_to_look_and_may_be_repeated(scene, model, tmp_path, monkeypatch, capsys):
@@ -184,6 +229,16 @@ def test_the_shipped_scene_is_tile_1():
     assert np.abs(scene.image().astype(float) - stitched("images", "jpg")).mean() < 6
 
 
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared data sets are not on this machine")
+def test_the_patches_are_of_the_validation_split():
+    rows = (SHARED / "nz_buildings" / "split.csv").read_text().split()
+    names = [row.split(",")[0] for row in rows if row.endswith(",val")][:8]
+    assert ", ".join(names) in (Patches().folder / "README.md").read_text(encoding="utf-8")
+    masks = [np.asarray(Image.open(SHARED / "nz_buildings" / "masks" / f"{name}.png")) for name in names]
+    stitched = np.concatenate([np.concatenate(masks[:4], axis=1), np.concatenate(masks[4:], axis=1)])
+    assert np.array_equal(Patches().truth(), stitched)
+
+
 def test_the_shipped_model_knows_a_part_of_the_scene(tmp_path):
     whole, part = HeldOut(), (slice(500, 1100), slice(900, 1700))
     scenes.save(tmp_path / "part" / "image.jpg", whole.image()[part])
@@ -191,3 +246,25 @@ def test_the_shipped_model_knows_a_part_of_the_scene(tmp_path):
     near = (slice(0, 200), slice(0, 200))
     demo = demo_run.run_demo(tmp_path / "demo", scene=HeldOut(tmp_path / "part", close_up=near))
     assert demo.scores.oa > 0.7 and demo.scores.iou[AERIAL.names.index("water")] > 0.7
+    page = (tmp_path / "demo" / "index.html").read_text(encoding="utf-8")
+    assert "What it cannot do" in page and "Potsdam" in page
+    assert "Trained on satellite images of Dubai" in page and not re.search(r" #[0-9a-f]{10}\b", page)
+
+
+def test_what_is_said_of_other_places_was_measured():
+    measured = json.loads((Path(__file__).parents[2] / "benchmarks" / "results" / "strangers.json").read_text())
+    said = " ".join(page._CANNOT)
+
+    def counts(place):
+        found = measured["confusion"][place]
+        return np.array(found["counts"]), found["rows"]
+
+    for place in ("Potsdam at 0.1 m", "Potsdam at 0.3 m", "Christchurch, validation"):
+        table, rows = counts(place)
+        row = rows.index("building")
+        iou = table[row, 0] / (table[row].sum() + table[:, 0].sum() - table[row, 0])
+        assert re.search(rf"\b{100 * iou:.0f}\b", said), place
+    dubai = counts("Dubai, tiles 1 and 3")[0]
+    assert f"{100 * dubai[2, 2] / dubai[2].sum():.0f} % of the roads" in said and dubai[0, 1] > 0.5 * dubai[0].sum()
+    river = measured["ucmerced"]["river"]
+    assert f"{100 * river[3]:.0f} % became vegetation and {100 * river[4]:.0f} % water" in said

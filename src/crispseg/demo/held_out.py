@@ -1,4 +1,4 @@
-"""The demonstration's scene: real satellite imagery that no shipped model was trained on, with its labels."""
+"""What the demonstration shows: real imagery that no shipped model was trained on, with its labels."""
 
 from __future__ import annotations
 
@@ -15,22 +15,18 @@ from crispseg.data.known import AERIAL
 from crispseg.data.labels import read_labels
 from crispseg.errors import UserError
 
-DUBAI_TILE1 = Path(__file__).with_name("dubai_tile1")
+DUBAI_TILE1, CHRISTCHURCH = (Path(__file__).with_name(name) for name in ("dubai_tile1", "christchurch"))
+BUILDINGS = ClassTable(("background", "building"))
 
 
 @dataclasses.dataclass(frozen=True)
-class HeldOut:
-    """A scene on disk; dubai_tile1/README.md says where it comes from."""
+class Labelled:
+    """An image with its labels on disk; the README.md beside them says where they come from."""
 
-    folder: Path = DUBAI_TILE1
-    table: ClassTable = AERIAL
-    origin: str = "Tile 1 of MBRSC's satellite images of Dubai, labelled by Humans in the Loop, public domain (CC0)."
-    honesty: str = (
-        "No pixel of this scene was trained on, but its tile is one of the two that validate: recipe and training "
-        "length were chosen by the score on them, so the scores here are a little kind. The labels are coarse in "
-        "places; some of what counts as an error is theirs."
-    )
-    close_up: tuple[slice, slice] = (slice(1450, 1931), slice(1790, 2391))  # crossing, yards and roofs
+    folder: Path
+    table: ClassTable
+    origin: str
+    honesty: str  # what its scores are worth
 
     @property
     def image_path(self) -> Path:
@@ -53,3 +49,35 @@ class HeldOut:
         if not path.is_file():
             raise UserError(f"the demonstration's scene is not complete: {path} is missing; install crispseg again")
         return path
+
+
+@dataclasses.dataclass(frozen=True)
+class HeldOut(Labelled):
+    """The scene."""
+
+    folder: Path = DUBAI_TILE1
+    table: ClassTable = AERIAL
+    origin: str = "Tile 1 of MBRSC's satellite images of Dubai, labelled by Humans in the Loop, public domain (CC0)."
+    honesty: str = (
+        "No pixel of this scene was trained on, but its tile is one of the two that validate: recipe and training "
+        "length were chosen by the score on them, so the scores here are a little kind. The labels are coarse in "
+        "places; some of what counts as an error is theirs."
+    )
+    close_up: tuple[slice, slice] = (slice(1450, 1931), slice(1790, 2391))  # crossing, yards and roofs
+
+
+@dataclasses.dataclass(frozen=True)
+class Patches(Labelled):
+    """Patches beside each other that do not touch on the ground, and their buildings."""
+
+    folder: Path = CHRISTCHURCH
+    table: ClassTable = BUILDINGS
+    origin: str = (
+        "Aerial photographs of Christchurch: sourced from Land Information New Zealand (LINZ), licensed for reuse "
+        "under CC BY 4.0, through the NZ32km2 set of H. Guo et al., whose buildings are the labels."
+    )
+    honesty: str = (
+        "The first eight patches of the set's validation split, each segmented by itself. They were not trained on, "
+        "but others of the same city were: this is what to expect where a model knows the place."
+    )
+    side: int = 224  # px of a patch

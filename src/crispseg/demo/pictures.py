@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crispseg.data.classes import IGNORE, ClassTable
-from crispseg.data.drawing import paint
+from crispseg.data.drawing import outline, paint
 from crispseg.demo.held_out import HeldOut
 from crispseg.evaluate.pictures import draw_worst
 from crispseg.evaluate.report import encoded
@@ -37,7 +37,8 @@ def make_pictures(scene: HeldOut, truth: NDArray[np.uint8], predicted: NDArray[n
     image = scene.image()
     shrink = max(1, -(-image.shape[1] // _WIDEST))
     shown = _shrunk(image, shrink).astype(float)
-    colours = _shrunk(paint(predicted, scene.table.palette), shrink)
+    few = predicted[shrink // 2 :: shrink, shrink // 2 :: shrink][: shown.shape[0], : shown.shape[1]]
+    colours = outline(paint(few, scene.table.palette), few)
     over = ((1 - _COVER) * shown + _COVER * colours).astype(np.uint8)
     size = (image.shape[1] // _SHRINK, image.shape[0] // _SHRINK)
     every = (slice(_SHRINK // 2, size[1] * _SHRINK, _SHRINK), slice(_SHRINK // 2, size[0] * _SHRINK, _SHRINK))
@@ -45,8 +46,8 @@ def make_pictures(scene: HeldOut, truth: NDArray[np.uint8], predicted: NDArray[n
     return Pictures(
         _jpeg(shown.astype(np.uint8)),
         _jpeg(over),
-        _window(_shrunk(image, _SHRINK), truth[every], predicted[every]),
-        _window(image[near], truth[near], predicted[near]),
+        as_window(_shrunk(image, _SHRINK), truth[every], predicted[every], "scene"),
+        as_window(image[near], truth[near], predicted[near], "scene"),
     )
 
 
@@ -62,10 +63,11 @@ def _shrunk(pixels: NDArray[np.uint8], by: int) -> NDArray[np.uint8]:
     return np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.BOX))
 
 
-def _window(image: NDArray[Any], truth: NDArray[np.uint8], predicted: NDArray[np.uint8]) -> WorstWindow:
+def as_window(image: NDArray[Any], truth: NDArray[np.uint8], predicted: NDArray[np.uint8], name: str) -> WorstWindow:
+    """In the form of the report's worst windows, whose drawing it shares."""
     labels = truth != IGNORE
     wrong, labelled = int(((truth != predicted) & labels).sum()), int(labels.sum())
-    return WorstWindow(0, "scene", 0, 0, wrong, labelled, wrong / max(labelled, 1), image, truth, predicted)
+    return WorstWindow(0, name, 0, 0, wrong, labelled, wrong / max(labelled, 1), image, truth, predicted)
 
 
 def _jpeg(pixels: NDArray[np.uint8]) -> bytes:

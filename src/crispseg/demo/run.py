@@ -11,10 +11,12 @@ from typing import Any
 
 from crispseg.data.classes import ClassTable
 from crispseg.data.images import read_mask
-from crispseg.demo.held_out import HeldOut
+from crispseg.demo.buildings import Buildings, find_buildings
+from crispseg.demo.held_out import HeldOut, Patches
 from crispseg.demo.page import demo_page
-from crispseg.demo.pictures import Pictures, draw_scene, make_pictures
+from crispseg.demo.pictures import draw_scene, make_pictures
 from crispseg.errors import UserError
+from crispseg.evaluate.worst import WorstWindow
 from crispseg.files import replacing, write_json, write_text
 from crispseg.metrics import BoundaryCounts, BoundaryScores, ConfusionMatrix, ConfusionScores
 from crispseg.models.base import SegmentationModel
@@ -25,8 +27,9 @@ from crispseg.predict.scene import Watcher
 
 SCENE, TRUTH, MAP, CONFIDENCE = "scene.jpg", "truth.png", "map.tif", "map_confidence.tif"
 PACKAGE, GEOJSON, PICTURE, CLOSE_UP = "map.gpkg", "map.geojson", "side_by_side.png", "close_up.png"
+BUILDINGS = "buildings.png"
 SCORES, PAGE = "scores.json", "index.html"
-FILES = (SCENE, TRUTH, MAP, CONFIDENCE, PACKAGE, GEOJSON, PICTURE, CLOSE_UP, SCORES, PAGE)
+FILES = (SCENE, TRUTH, MAP, CONFIDENCE, PACKAGE, GEOJSON, PICTURE, CLOSE_UP, BUILDINGS, SCORES, PAGE)
 _TOLERANCE = 3.0  # pixels, of the boundary scores
 _SMALLEST, _DETAIL = 30.0, 1.5  # px: smaller regions are merged, smaller details smoothed away in the polygons
 
@@ -43,6 +46,7 @@ class Demo:
     classes: tuple[str, ...]
     seconds: float  # that maps, polygons and scores took
     command: str  # that makes it again
+    buildings: Buildings  # of the second example
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -50,6 +54,7 @@ class Demo:
             "conditions": self.conditions,
             "scores": self.scores.to_dict(self.classes),
             "boundary": self.boundary.to_dict(self.classes),
+            "buildings": {"IoU": self.buildings.iou, "patches": self.buildings.count},
         }
 
 
@@ -88,10 +93,12 @@ def run_demo(
         scene.table.names,
         time.monotonic() - begun,
         f"crisp demo --out {out} --model {os.fspath(model)}",
+        find_buildings(network, Patches()),
     )
     write_json(out / SCORES, demo.to_dict())
     pictures = make_pictures(scene, truth, predicted)
-    _draw(out, pictures, scene.table)
+    _draw(out, {PICTURE: pictures.whole, CLOSE_UP: pictures.close_up}, scene.table)
+    _draw(out, {BUILDINGS: demo.buildings.shown}, Patches().table)
     write_text(out / PAGE, demo_page(demo, scene, network, pictures))
     return demo
 
@@ -124,7 +131,7 @@ def _make_maps(out: Path, model: SegmentationModel, watcher: Watcher) -> str:
     return f"tiles of {tile} px that overlap by {tile // 4}"
 
 
-def _draw(out: Path, pictures: Pictures, table: ClassTable) -> None:
-    for name, window in ((PICTURE, pictures.whole), (CLOSE_UP, pictures.close_up)):
+def _draw(out: Path, windows: dict[str, WorstWindow], table: ClassTable) -> None:
+    for name, window in windows.items():
         with replacing(out / name) as aside:
             draw_scene(window, table).save(aside, format="PNG", optimize=True)

@@ -42,7 +42,7 @@ DATA = {
         ),
         limits=(
             "One city in a desert, 36 training images, three bands; the scale is not given and differs between tiles. "
-            "Other places, sensors and scales have not been measured: look at the map before using it. The labels are "
+            "Other places are harder, as far as they were measured: look at the map before using it. The labels are "
             "coarse and uneven; on the validation tiles, for instance, in tracks through the sand (land or road) and "
             "yards between roofs (land or building), so some of what counts as an error is theirs."
         ),
@@ -183,7 +183,7 @@ def _scores(shipment: Shipment) -> str:
             *tables,
             f"Scored as stored, in half precision; the float32 weights have mIoU {100 * full:.2f} "
             f"(difference {100 * (half - full):+.3f}).",
-            *(["", shipment.elsewhere] if shipment.elsewhere else []),
+            *(["", "### Elsewhere", "", shipment.elsewhere] if shipment.elsewhere else []),
         ]
     )
 

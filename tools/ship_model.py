@@ -56,6 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--resolutions", type=float, nargs=2, metavar="M", help="the finest and coarsest pixels it is for"
     )
     parser.add_argument("--buildings", type=Path, metavar="FOLDER", help="also score `building` alone on this data")
+    parser.add_argument("--strangers", default="", help="a paragraph for the card: what strangers.py found")
     parser.add_argument("--out", type=Path, default=SHIPPED, help="the folder of shipped models (%(default)s)")
     parser.add_argument("--largest", type=int, default=LARGEST, help="bytes the weights may take (%(default)s)")
     parser.add_argument("--device", help="cpu, cuda ... (an accelerator if there is one)")
@@ -94,7 +95,8 @@ def ship(args: argparse.Namespace) -> Path:
         notes=facts.limits,
     )
     failures = worst_of_each(scored.worst, FAILURES)
-    elsewhere = _score_buildings(model, args.buildings) if args.buildings else ""
+    scored_elsewhere = _score_buildings(model, args.buildings) if args.buildings else ""
+    elsewhere = "\n\n".join(filter(None, (scored_elsewhere, args.strangers)))
     shipment = Shipment(args.name, model, opened.run, args.weights, facts, full, scored, failures, args.note, elsewhere)
     return _write(shipment, args.out / args.name)
 
@@ -124,7 +126,7 @@ def _score(model: SegmentationModel, folder: Folder, device: str | None, label: 
 
 def _score_buildings(model: SegmentationModel, data: Path) -> str:
     """How `building` does on a set that knows buildings only, at three sizes of its pixels."""
-    lines = ["### Elsewhere", "", f"IoU of `building` on the validation images of {data.name}:", ""]
+    lines = [f"IoU of `building` on the validation images of {data.name}:", ""]
     scores = dict(model.info.scores)
     for scale in (1.0, 0.5, 0.25):
         iou = building_iou(model, open_folder(data), scale)

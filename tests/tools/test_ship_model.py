@@ -182,7 +182,8 @@ def test_buildings_elsewhere_and_the_colours_people_expect(tool, run, data, tmp_
         scenes.save(other / "images" / f"house{number}.png", image)
         scenes.save(other / "masks" / f"house{number}.png", ids)
     (other / "classes.csv").write_text("name,id\nbackground,0\nbuilding,1\n")
-    assert ship(tool, run, data, tmp_path, "--buildings", str(other), "--resolutions", "0.1", "1.0") == 0
+    words = ("--buildings", str(other), "--resolutions", "0.1", "1.0", "--strangers", "Rivers are taken for woods.")
+    assert ship(tool, run, data, tmp_path, *words) == 0
     folder = tmp_path / "shipped" / "toy_dubai"
     model = crispseg.load(folder)
     assert model.info.resolutions == (0.1, 1.0)
@@ -196,7 +197,9 @@ def test_buildings_elsewhere_and_the_colours_people_expect(tool, run, data, tmp_
     found, truth = np.concatenate(found), np.concatenate(truth)
     expected = (found & truth).sum() / max((found | truth).sum(), 1)
     assert model.info.scores["IoU building, houses x 1"] == pytest.approx(expected)
-    assert "seen at 0.5 of their size" in (folder / "README.md").read_text()
+    card = (folder / "README.md").read_text()
+    assert card.count("### Elsewhere") == 1 and "seen at 0.5 of their size" in card
+    assert "\n\nRivers are taken for woods.\n" in card
 
 
 def test_every_set_of_several_must_be_known(tool):

@@ -14,11 +14,13 @@ import warnings
 import torch
 
 import crispseg
+from crispseg.models.registry import entries, missing_requirement
 from crispseg.ops.compile_ahead import Kernel, compile_side_by_side, rehearse, start_compiler
 from crispseg.train.config import config_from
 from crispseg.train.distributed import Processes
 from crispseg.train.step import Stepper, pixel_shares
-from tests.models.test_registered_gpu import PRECISIONS, SIZES, make
+from tests.models.registered import PRECISIONS
+from tests.models.test_registered_gpu import SIZES, make
 
 
 def main():
@@ -28,7 +30,7 @@ def main():
     args = parser.parse_args()
     if args.share:
         index, count = map(int, args.share.split("/"))
-        for name in crispseg.list_models()[index::count]:
+        for name in [name for name in crispseg.list_models() if not missing_requirement(entries()[name])][index::count]:
             for precision in PRECISIONS:
                 print(*(json.dumps(kernel) for kernel in kernels_of(name, precision)), sep="\n", flush=True)
         return
@@ -43,30 +45,32 @@ def main():
 
 
 def kernels_of(name, precision):
-    """Of a training step, an evaluation and the fused network, at the tests' sizes."""
+    """Of training steps, evaluations and the fused network, at the tests' sizes."""
     found = []
-    for batch, side in SIZES:
+    for work in works(name, precision):
         try:
-            for work in works(name, precision, batch, side):
-                with warnings.catch_warnings(action="ignore"):
-                    found += rehearse(work)
+            with warnings.catch_warnings(action="ignore"):
+                found += rehearse(work)
         except (RuntimeError, ValueError) as problem:
-            print(f"{name}, {precision}, {side} px: {problem}"[:300], file=sys.stderr)
+            print(f"{name}, {precision}: {problem}"[:300], file=sys.stderr)
         torch.cuda.empty_cache()
     return found
 
 
-def works(name, precision, batch, side):
+def works(name, precision):
+    """The model is built and fused once, as in the tests; the smallest images come first."""
     values = {"graph": False, "precision": precision, "schedule": {"steps": 3, "warmup": 0}, "optimizer": {"lr": 1e-4}}
-    images = 255 * torch.rand(batch, 3, side, side, device="cuda")
-    labels = torch.randint(0, 5, (batch, side, side), device="cuda")
     stepper = Stepper(make(name).train(), config_from(values), Processes(torch.device("cuda")))
-    (share,) = pixel_shares([labels], stepper.config.loss, stepper.processes)
-    yield functools.partial(stepper._backward, images, labels, share)
-    model = make(name).cuda().eval()
-    yield torch.no_grad()(lambda: model(images))
-    fused = model.fused(PRECISIONS[precision], graphs=False)
-    yield lambda: fused(images)
+    dtype, model = PRECISIONS[precision], make(name).cuda().eval()
+    fused = model.fused(dtype, graphs=False)
+    cast = model.to(dtype)
+    for batch, side in SIZES:
+        images = 255 * torch.rand(batch, 3, side, side, device="cuda")
+        labels = torch.randint(0, 5, (batch, side, side), device="cuda")
+        (share,) = pixel_shares([labels], stepper.config.loss, stepper.processes)
+        yield functools.partial(stepper._backward, images, labels, share)
+        yield torch.no_grad()(functools.partial(cast, images.to(dtype)))
+        yield functools.partial(fused, images)
 
 
 if __name__ == "__main__":

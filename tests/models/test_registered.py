@@ -8,8 +8,10 @@ import torch
 import crispseg
 from crispseg.errors import UserError
 from crispseg.losses import LossConfig, segmentation_loss
-from crispseg.models.base import Output
+from crispseg.models.base import ModelInfo, Output
 from crispseg.models.summary import summarize
+from tests.models import test_registered_gpu
+from tests.models.registered import PRECISIONS, check_evaluation, two_steps
 
 SHRINK = {"width": 8, "depths": (1, 1, 1, 1), "heads": (1, 1, 2, 2), "state": 4}
 SHRINK_CRISP = SHRINK | {"dim": 16, "attention_heads": 2, "mlp_dim": 16}
@@ -85,6 +87,27 @@ def test_export_with_dynamic_height_and_width(case):
 
 
 QUICK = ("crisp_nano", "vssd_nano_upernet")  # the others take the same paths and 75 s
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("case", QUICK)
+def test_as_on_a_gpu(case, precision):
+    """Where test_registered_gpu.py does it with every model at its full size."""
+    model = make(case)
+    model.info = ModelInfo(mean=(100.0,) * 4, std=(50.0,) * 4)
+    check_evaluation(model.eval(), precision, [(1, 32), (2, 61)])
+    if precision != "fp16":  # which a CPU does not train in
+        two_steps(model, precision, False, 2, 61)
+
+
+def test_a_rival_without_timm_fails_where_all_models_are_asked_for(monkeypatch):
+    monkeypatch.setattr(test_registered_gpu, "missing_requirement", lambda entry: "pip install 'crispseg[peers]'")
+    monkeypatch.delenv(test_registered_gpu.ALL_MODELS, raising=False)
+    with pytest.raises(pytest.skip.Exception, match="peers"):
+        test_registered_gpu.make("unetformer_r18")
+    monkeypatch.setenv(test_registered_gpu.ALL_MODELS, "1")
+    with pytest.raises(pytest.fail.Exception, match="peers"):
+        test_registered_gpu.make("unetformer_r18")
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crispseg import __version__
+from crispseg.data.colours import class_colours
 from crispseg.files import write_text
 from crispseg.geo.areas import ClassAreas
 from crispseg.geo.grid import Grid
 from crispseg.geo.style import Style, sidecars
-from crispseg.geo.writer import NODATA, MapKind, MapWriter, class_palette
+from crispseg.geo.writer import NODATA, MapKind, MapWriter
 from crispseg.models.base import SegmentationModel
 from crispseg.outputs import Workplace
 from crispseg.raster.products import SURE, Band
@@ -33,7 +34,8 @@ class Legend:
     @classmethod
     def of(cls, model: SegmentationModel, version: str) -> Legend:
         names = model.info.classes or tuple(f"class {k}" for k in range(model.num_classes))
-        return cls(model.title, version, names, class_palette(model.info.palette, model.num_classes))
+        palette = model.info.palette if len(model.info.palette) == len(names) else class_colours(names)
+        return cls(model.title, version, names, palette)
 
     @property
     def style(self) -> Style:

@@ -16,7 +16,7 @@ from crispseg.geo.polygons import ENDINGS, PolygonChoice, polygon_file, write_po
 from crispseg.geo.reader import explaining_damage, grid_of, open_raster, palette, raster_files
 from crispseg.geo.regions import NODATA, MapRows, in_parts
 from crispseg.geo.style import Style
-from crispseg.geo.writer import class_palette
+from crispseg.geo.writer import spare_hues
 from crispseg.outputs import claiming, refuse_inputs
 from crispseg.raster.source import Window
 from crispseg.reading import parse_json
@@ -98,7 +98,7 @@ def read_style(dataset: Any) -> Style:
         named = {}
     names = tuple(named.get(k, f"class {k}") for k in range(NODATA))
     colours = palette(dataset)
-    hues = class_palette((), NODATA)
+    hues = spare_hues(NODATA)
     if colours is not None:
         hues = tuple((int(r), int(g), int(b)) for r, g, b, _ in colours[:NODATA])
     return Style(names, hues, tuple(k for k in sorted(named) if 0 <= k < NODATA))

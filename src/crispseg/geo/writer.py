@@ -156,12 +156,10 @@ def _checksum(rows: NDArray[np.uint8]) -> int:
     return value
 
 
-def class_palette(palette: tuple[tuple[int, int, int], ...], classes: int) -> tuple[tuple[int, int, int], ...]:
-    """The model's colours, or well-separated hues where it has none."""
-    if len(palette) == classes:
-        return palette
+def spare_hues(count: int) -> tuple[tuple[int, int, int], ...]:
+    """Well-separated colours for classes whose names are not known, or say nothing."""
     golden = 0.618034
-    hues = [colorsys.hsv_to_rgb(k * golden % 1.0, 0.65, 0.9) for k in range(classes)]
+    hues = [colorsys.hsv_to_rgb(k * golden % 1.0, 0.65, 0.9) for k in range(count)]
     return tuple((round(r * 255), round(g * 255), round(b * 255)) for r, g, b in hues)
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from crispseg.errors import UserError
 from crispseg.geo.reader import open_raster, palette
-from crispseg.geo.writer import NODATA, class_palette
+from crispseg.geo.writer import NODATA, spare_hues
 from crispseg.reading import parse_json
 from crispseg.view.rasters import Raster
 
@@ -41,7 +41,7 @@ def read_classes(raster: Raster) -> MapClasses:
         values, has_data = raster.small((1,), 2048)
         found = np.unique(values[0][has_data])
         names = {int(k): f"class {k}" for k in found if k != NODATA and k != nodata}
-    spare = class_palette((), max(names, default=0) + 1)
+    spare = spare_hues(max(names, default=0) + 1)
     colours = {}
     for k in names:
         red, green, blue, opaque = (int(v) for v in table[k]) if table is not None else (0, 0, 0, 0)

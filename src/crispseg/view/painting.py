@@ -1,4 +1,4 @@
-"""Arrays as small pictures: classes in their colours, confidence on a ramp, what is wrong in red."""
+"""Arrays as small pictures: classes in their colours, confidence on a ramp, what is wrong in magenta."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from crispseg.geo.writer import NODATA
 from crispseg.view.legend import Colour
 from crispseg.view.space import TILE
 
-WRONG, DIFFERENT = (227, 26, 28), (216, 27, 185)
+OFF = (216, 27, 185)  # where a map is wrong, or two differ: no usual class has it; answers.js has it, too
 # Dark where the model is unsure, light where it is sure; even steps of lightness, also for the colour-blind.
 RAMP: tuple[Colour, ...] = ((0, 32, 76), (66, 78, 108), (124, 123, 120), (185, 171, 110), (255, 234, 70))
 

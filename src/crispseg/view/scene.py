@@ -18,7 +18,7 @@ from crispseg.raster.products import SURE
 from crispseg.view.counting import Counting
 from crispseg.view.features import Features
 from crispseg.view.legend import Legend, MapClasses, is_class_map, read_classes
-from crispseg.view.painting import DIFFERENT, WRONG, empty_tile, paint_ids, paint_rgb, ramp_colours
+from crispseg.view.painting import OFF, empty_tile, paint_ids, paint_rgb, ramp_colours
 from crispseg.view.rasters import Raster, Resampling
 from crispseg.view.space import DEEPEST
 
@@ -238,7 +238,7 @@ class Scene:
             return paint_ids(self.confidence.tile(z, x, y), ramp_colours())
         if layer in ("errors", "difference"):
             one, other = (self.classes[name].tile(z, x, y) for name in ("a", "truth" if layer == "errors" else "b"))
-            return paint_ids(compared(one, other, off), (WRONG if layer == "errors" else DIFFERENT,))
+            return paint_ids(compared(one, other, off), (OFF,))
         return paint_ids(self.classes[layer].tile(z, x, y), self.legend.colours, off)
 
     def point(self, longitude: float, latitude: float) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from rasterio.warp import transform
 
 from crispseg.cli import main as cli
 from crispseg.data import open_folder
+from crispseg.data.colours import EXPECTED
 from crispseg.errors import UserError
 from crispseg.geo.labels.vector import VectorChoice, prepare_vector
 from crispseg.geo.style import Style, add_style_to_geopackage
@@ -223,6 +224,7 @@ def test_a_class_table_and_the_colours_of_qgis(ortho, tmp_path):
     manifest, _ = prepare(ortho, labels, tmp_path / "styled")
     colours = {row["name"]: row.get("colour") for row in manifest["classes"]}
     assert (colours["roof"], colours["tree"]) == ([1, 2, 3], [4, 5, 6])
+    assert colours["road"] == list(EXPECTED["road"]), "drawn without a colour: what people expect of the name"
     (tmp_path / "classes.csv").write_text("name,id\ntree,5\nroof,6\nroad,7\n", encoding="utf-8")
     manifest, _ = prepare(ortho, labels, tmp_path / "given", chip=0, classes=str(tmp_path / "classes.csv"))
     np.testing.assert_array_equal(whole_mask(tmp_path / "given"), expected(SHAPES, [1, 0, 2]))

@@ -10,9 +10,10 @@ from typing import Any
 from xml.etree import ElementTree as Xml
 
 from crispseg.data.classes import MAX_CLASSES, ClassTable, Colour, read_class_table
+from crispseg.data.colours import class_colours
 from crispseg.errors import UserError
 from crispseg.geo.labels.layers import LabelLayer
-from crispseg.geo.writer import class_palette
+from crispseg.geo.writer import spare_hues
 
 
 def class_table(layer: LabelLayer, given: str = "", background: str = "") -> tuple[ClassTable, dict[Any, int]]:
@@ -74,12 +75,12 @@ def _ids(table: ClassTable, values: Sequence[Any], layer: LabelLayer, given: str
 
 
 def _colours(names: Sequence[str], drawn: dict[str, Colour]) -> tuple[Colour, ...]:
-    """Those that were drawn, and hues of ours for the rest; no two alike."""
-    hues = iter(class_palette((), 2 * len(names) + len(drawn)))
+    """Those that were drawn, and what people expect of its name for each of the rest; no two alike."""
+    hues = iter(spare_hues(2 * len(names) + len(drawn)))
     taken: list[Colour] = []
-    for name in names:
-        colour = drawn.get(name)
-        while colour is None or colour in taken:
+    for name, expected in zip(names, class_colours(tuple(names)), strict=True):
+        colour = drawn.get(name, expected)
+        while colour in taken:
             colour = next(hues)
         taken.append(colour)
     return tuple(taken)

@@ -22,7 +22,6 @@ from crispseg.geo.labels.images import Ortho, common_resolution, open_orthos, wi
 from crispseg.geo.labels.layers import LabelLayer, Shapes, short_crs
 from crispseg.geo.labels.picture import PICTURES, Drawn, draw_labels
 from crispseg.geo.labels.place import CLASSES, LAYOUT, PICTURE, check_replaceable, making_folder
-from crispseg.geo.writer import class_palette
 from crispseg.raster.source import Window
 from crispseg.reading import plain_cell
 
@@ -151,8 +150,7 @@ def _classes(layer: LabelLayer, choice: VectorChoice) -> tuple[ClassTable, dict[
     table, ids = class_table(layer, choice.classes, choice.background)
     if choice.background and choice.background not in table.names:
         raise UserError(f"--background {choice.background!r} is no class of {choice.classes}")
-    colours = table.colours or class_palette((), len(table.names))
-    return ClassTable(table.names, colours, tuple(range(len(table.names)))), ids
+    return ClassTable(table.names, table.palette, tuple(range(len(table.names)))), ids
 
 
 def _chip_name(ortho: Ortho, window: Window) -> str:

@@ -83,7 +83,7 @@ window.crisp = {};
       let found; let colours;
       if (layer === "errors" || layer === "difference") {
         found = await this.compared(layer === "errors" ? "truth" : "b", off);
-        colours = [layer === "errors" ? [227, 26, 28] : [216, 27, 185]];
+        colours = [[216, 27, 185]];  // as painting.py's OFF
         off = new Set();
       } else {
         found = await this.numbers(layer);

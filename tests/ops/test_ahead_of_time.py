@@ -1,7 +1,6 @@
 """Kernels compiled for GPUs that are not there: what `crisp train` and `crisp predict` launch must compile for them,
 and what a kernel takes of the shared memory must fit where nothing else is said."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -13,22 +12,6 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SHARED = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227}  # KB that a program can have, as in ahead_of_time.py
 LAPTOP = 86
-
-# Kernels that take more bytes than the `room` of their operators says there must be: they are given up at their first
-# launch, with a warning, and the formula takes over. By the GPU's KB and the model. Gone here once `room` says so.
-_PERCEPTRON = {"infer.token_attention_kernels._perceptron_kernel": 135168}
-_GATED = {"infer.gated_mixer_kernels.read_out_gated": 197120}
-_CONVOLVE = {"maps.convolution_kernels._convolve_kernel": 145408}
-TOO_LARGE = {
-    (99, "crisp_tiny"): _PERCEPTRON,
-    (99, "crisp_base"): _PERCEPTRON | _GATED | _CONVOLVE,
-    (163, "crisp_base"): _GATED,
-}
-
-pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton"),
-    pytest.mark.skipif(sys.platform != "linux", reason="Triton's compilers are for Linux"),
-]
 
 
 def compiled(tmp_path, capability, work, *options):
@@ -43,11 +26,11 @@ def compiled(tmp_path, capability, work, *options):
     return json.loads(done.stdout)
 
 
-def check(found, capability, known=None):
+def check(found, capability):
     assert not found["failed"]
     assert found["compiled"]
     too_large = {name: size for name, size in found["compiled"].items() if size > SHARED[capability] * 1024}
-    assert too_large == (known or {})
+    assert not too_large
 
 
 def named(found):
@@ -102,7 +85,7 @@ def test_all_that_training_launches(tmp_path, capability, model):
 @pytest.mark.parametrize("capability", SHARED)
 def test_all_that_predicting_launches(tmp_path, capability, model):
     found = compiled(tmp_path, capability, "predict", "--model", model)
-    check(found, capability, TOO_LARGE.get((SHARED[capability], model)))
+    check(found, capability)
 
 
 @pytest.mark.slow

@@ -94,10 +94,10 @@ def test_gpus_with_less_shared_memory_run_the_formulas(monkeypatch, memory):
     properties = types.SimpleNamespace(shared_memory_per_block_optin=memory * 1024)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(dispatch, "HAS_TRITON", True)
-    for cache in (dispatch.shared_memory, dispatch._why_no_room):
+    for cache in (dispatch.shared_memory, dispatch.why_no_room):
         cache.cache_clear()
     here = {name: made.why_not_on(torch.device("cuda", 0)) for name, made in operators().items()}
-    for cache in (dispatch.shared_memory, dispatch._why_no_room):
+    for cache in (dispatch.shared_memory, dispatch.why_no_room):
         cache.cache_clear()
     assert here["conv_norm_mlp"] == f"{memory} KB of shared memory, where the kernel was cut for 227"
     assert (here["halve_and_mix"] is None) == (memory >= 163)

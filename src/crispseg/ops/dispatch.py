@@ -164,14 +164,14 @@ class Operator(Generic[P, R]):
             asked = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
             if asked != (self.gradients == "needed"):
                 return "a gradient is asked for" if asked else "no gradient is asked for"
-        why = self._why_not_now() or (_why_no_room(tensors[0].device, self.room) if self.room else None)
+        why = self._why_not_now() or (why_no_room(tensors[0].device, self.room) if self.room else None)
         return why or (self._unless(*args, **kwargs) if self._unless is not None else None)
 
     def why_not_on(self, device: torch.device) -> str | None:
         """What keeps the kernel from running on this device, whatever its arguments."""
         if device.type != "cuda" and not _interpreting:
             return "no GPU"
-        return self._why_not_now() or _why_no_room(device, self.room)
+        return self._why_not_now() or why_no_room(device, self.room)
 
     def _why_not_now(self) -> str | None:
         if self.failure is not None:
@@ -332,7 +332,8 @@ def shared_memory(device: torch.device) -> int:
 
 
 @functools.cache
-def _why_no_room(device: torch.device, room: int) -> str | None:
+def why_no_room(device: torch.device, room: int) -> str | None:
+    """A word for `unless`, where what a kernel takes depends on its arguments; `room` says what any takes."""
     has = shared_memory(device)
     return None if has >= room else f"{has // 1024} KB of shared memory, where the kernel was cut for {room // 1024}"
 

@@ -25,10 +25,10 @@ def test_kernels_that_fit_run_and_formulas_take_the_place_of_the_others(monkeypa
 
     monkeypatch.setattr(dispatch.Operator, "by_kernel", noted)
     monkeypatch.setattr(dispatch, "shared_memory", lambda device: kilobytes * 1024)
-    dispatch._why_no_room.cache_clear()
+    dispatch.why_no_room.cache_clear()
     with dispatch.through_the_interpreter():
         found = fused(image)
-    dispatch._why_no_room.cache_clear()
+    dispatch.why_no_room.cache_clear()
     assert relative_error(found, truth) < NETWORK_BOUNDS["fp16"]
     assert {"gated_mixer", "layer_norm", "best_cosines", "settle"} <= taken
     assert all(dispatch.operators()[name].room <= kilobytes * 1024 for name in taken)

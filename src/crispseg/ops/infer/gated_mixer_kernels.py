@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from crispseg.ops import dispatch
 from crispseg.ops.common.custom import custom_op
 from crispseg.ops.common.dependent_launch import after_the_kernel_before
 from crispseg.ops.common.hardware import multiprocessors, padded
@@ -19,6 +20,7 @@ from crispseg.ops.nc_ssd.spec import Gates, Rule, normaliser_floor
 LARGEST_WIDTH = 2048
 _LARGEST_BLOCK = 16384  # tokens x channels that the registers of a program hold
 _STATE_BLOCK = 16384  # rows x channels of the state that it multiplies at a time
+_BESIDE = 1024  # bytes of shared memory that it takes beside blocks of the state, at most
 
 
 @triton.jit
@@ -120,11 +122,16 @@ def gated_mixer(
     _read_out_gated[(triton.cdiv(tokens, tiling.tokens), batch)](
         v, c, z, states.k, states.read, states.affine, norm_weight, norm_bias, out,
         tokens, normaliser_floor(c.dtype), eps, *v.stride(), *c.stride(), *z.stride(),
-        N=state, WIDTH=inner, PADDED=width, SOME=max(16, min(padded(state), _STATE_BLOCK // width)),
+        N=state, WIDTH=inner, PADDED=width, SOME=_some(state, width),
         NP=padded(state), TOKENS=tiling.tokens, NORMALIZED=normalized, PRODUCT=product,
         **launch(tiling, z.device),
     )  # fmt: skip
     return out
+
+
+def _some(state: int, width: int) -> int:
+    """Rows of the state at a time."""
+    return max(16, min(padded(state), _STATE_BLOCK // width))
 
 
 def _choose(sizes: Sizes, product: str, device: torch.device) -> Tiling:
@@ -137,4 +144,7 @@ def _choose(sizes: Sizes, product: str, device: torch.device) -> Tiling:
         block //= 2
     warps = max(tiling.warps, min(16, block * width // (1024 if width <= 256 else 2048)))
     stages = tiling.stages + (width > 512) if product == "half" else 1
+    stage = 2 * _some(sizes.state, width) * width  # bytes of a block of the state
+    while stages > 1 and stages * stage + _BESIDE > dispatch.shared_memory(device):
+        stages -= 1
     return tiling._replace(tokens=block, warps=warps, stages=stages)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from crispseg.ops.common.norm import Norm
-from crispseg.ops.dispatch import ANY_GPU, operator, too_many
+from crispseg.ops.dispatch import A100, ANY_GPU, operator, too_many, why_no_room
 from crispseg.ops.infer.matching import grouped_product
 from crispseg.ops.infer.pixel_attention import MOST_CHANNELS, MOST_TOKENS
 
@@ -120,9 +120,14 @@ def join_grouped(tokens: Tensor, read: Tensor, join: Join, weight: Tensor, bias:
     return grouped_product(join(tokens, read), weight, bias, relu)
 
 
-join_perceptron.unless(_too_large)
 join_vectors.unless(_too_large)
 join_grouped.unless(_too_large)
+
+
+@join_perceptron.unless
+def _(tokens: Tensor, *rest: Any) -> str | None:
+    wide = tokens.shape[-1] > 128  # 132 KB with 256 channels
+    return _too_large(tokens) or (why_no_room(tokens.device, A100) if wide else None)
 
 
 @settle.unless

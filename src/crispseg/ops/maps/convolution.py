@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from crispseg.ops.dispatch import A100, ANY_GPU, HALF, kernels_wanted, operator, too_many
+from crispseg.ops.dispatch import A100, ANY_GPU, HALF, kernels_wanted, operator, too_many, why_no_room
 
 _FEW = 48  # channels up to which a program holds the weights; cuDNN is fast where there are more
 _MOST_BANDS = 16
@@ -44,7 +44,8 @@ def convolve(
 
 @convolve.unless
 def _(x: Tensor, weight: Tensor, bias: Tensor, stride: int = 1, *rest: Any, **options: Any) -> str | None:
-    return "stride 2" if stride != 1 else _too_many_channels(weight) or too_many(len(weight), _FEW, "channels")
+    why = "stride 2" if stride != 1 else _too_many_channels(weight) or too_many(len(weight), _FEW, "channels")
+    return why or (why_no_room(x.device, A100) if weight.shape[1] > 32 else None)  # 142 KB with 48 channels
 
 
 @convolve.kernel

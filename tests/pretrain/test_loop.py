@@ -134,7 +134,7 @@ def test_it_starts_from_an_earlier_run_and_says_so(folders, tmp_path, capsys, mo
     name = "layers.2.blocks.0.mlp.fc1.weight"
     torch.testing.assert_close(ended[name], begun[name], rtol=0, atol=1e-6)
     card = (tmp_path / "second" / "backbone" / "README.md").read_text()
-    assert "started from the backbone in" in card and "hidden pixels of stripes (60 % in squares of 16 px)" in card
+    assert "started from the backbone in" in card and "two views of a picture alike (VICReg), of stripes" in card
     assert "Nothing was scored" in card
 
 
@@ -166,21 +166,29 @@ def train_terms(run):
 
 def test_pictures_alone_are_learnt_from(folders, shards, tmp_path):
     values = toys.settings(tmp_path / "run", *without_labels(folders, shards))
-    values |= {"schedule": {"steps": 40}, "optimizer": {"lr": 0.01}, "changes": GENTLE, "masking": {"cell": 8}}
+    values |= {
+        "schedule": {"steps": 40},
+        "optimizer": {"lr": 0.01},
+        "changes": GENTLE,
+        "views": {"width": 16},
+        "batch_size": 48,
+    }
     result = loop.pretrain(config_from(values))
     assert result.values["scores"] == {} and result.values["sets"] == {"stripes": [42, 0], "shards": [16, 0]}
     for lost in train_terms(tmp_path / "run").values():
         assert lost[-1] < 0.75 * lost[0]
 
 
-def test_two_processes_are_one(folders, shards, tmp_path):
+@pytest.mark.parametrize("labels", [True, False])
+def test_two_processes_are_one(folders, shards, tmp_path, labels):
+    sets = [{"side": 32, **one, "labels": labels} for one in both(folders, shards)]
     losses = []
     for name, launcher in (
         ("one", [sys.executable]),
         ("two", [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]),
     ):
         config = tmp_path / f"{name}.yaml"
-        values = toys.settings(tmp_path / name, *both(folders, shards), schedule={"steps": 4}, log_every=1)
+        values = toys.settings(tmp_path / name, *sets, schedule={"steps": 4}, log_every=1, views={"width": 8})
         config.write_text(yaml.safe_dump(values))
         command = [*launcher, "-m", "crispseg.cli.main", "pretrain", str(config)]
         done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})

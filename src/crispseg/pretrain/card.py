@@ -47,15 +47,14 @@ def _recipe(config: PretrainConfig, sets: Sequence[LearningSet], started_from: s
 
 
 def _way(config: PretrainConfig, sets: Sequence[LearningSet]) -> str:
-    """What was learnt: classes, a teacher's features, hidden pixels."""
+    """What was learnt: classes, a teacher's features, what two views of a picture have in common."""
     labelled, alone = ([one.name for one in sets if one.labelled is kind] for kind in (True, False))
     ways = [f"classes of {' and '.join(labelled)}"] if labelled else []
     if config.teacher.build:
         weight, scale = config.teacher.weight, config.teacher.scale
         ways.append(f"features of {config.teacher.build} (weight {weight:g}, pictures {scale:g} times as large)")
     elif alone:
-        hidden, cell = config.masking.hidden, config.masking.cell
-        ways.append(f"hidden pixels of {' and '.join(alone)} ({100 * hidden:g} % in squares of {cell} px)")
+        ways.append(f"two views of a picture alike (VICReg), of {' and '.join(alone)}")
     return " and ".join(ways)
 
 

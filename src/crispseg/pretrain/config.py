@@ -41,12 +41,13 @@ class TeacherConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class MaskingConfig:
-    """How pictures without labels are learnt from: parts are hidden, and their pixels are to be predicted."""
+class ViewsConfig:
+    """How pictures without labels are learnt from: two views of a picture are to have the same embedding (VICReg)."""
 
-    hidden: float = 0.6  # share of the picture
-    cell: int = 16  # side of a hidden square, in pixels
-    weight: float = 1.0
+    width: int = 512  # of the embedding
+    alike: float = 25.0  # weight of the distance of a picture's two embeddings
+    varied: float = 25.0  # of what their numbers fall short of a standard deviation of one over the batch
+    apart: float = 1.0  # of their covariances
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +63,7 @@ class PretrainConfig:
     model: BackboneConfig = dataclasses.field(default_factory=BackboneConfig)
     changes: Changes = dataclasses.field(default_factory=Changes)
     teacher: TeacherConfig = dataclasses.field(default_factory=TeacherConfig)
-    masking: MaskingConfig = dataclasses.field(default_factory=MaskingConfig)
+    views: ViewsConfig = dataclasses.field(default_factory=ViewsConfig)
     smoothing: float = 0.1  # label smoothing of the cross-entropy
     optimizer: OptimizerConfig = dataclasses.field(default_factory=lambda: OptimizerConfig(lr=1e-3))
     schedule: ScheduleConfig = dataclasses.field(default_factory=lambda: ScheduleConfig(decay="cosine"))
@@ -163,7 +164,7 @@ def check(config: PretrainConfig) -> None:
         "log_every": config.log_every,
         "max_minutes": config.max_minutes,
         "teacher.scale": config.teacher.scale,
-        "masking.cell": config.masking.cell,
+        "views.width": config.views.width,
         **{f"sets[{i}].share": one.share for i, one in enumerate(config.sets)},
         **{f"sets[{i}].side": one.side for i, one in enumerate(config.sets)},
         **{f"size_shares[{i}]": share for i, share in enumerate(config.size_shares or ())},
@@ -182,12 +183,11 @@ def check(config: PretrainConfig) -> None:
         raise UserError("give schedule.steps or schedule.epochs, not both")
     if not 0 <= config.ema < 1:
         raise UserError(f"ema must be at least 0 and below 1, not {config.ema}")
-    if not 0 < config.masking.hidden < 1:
-        raise UserError(f"masking.hidden must be between 0 and 1, not {config.masking.hidden}")
 
 
 def _check_weights(config: PretrainConfig) -> None:
-    weights = {"teacher.weight": config.teacher.weight, "masking.weight": config.masking.weight}
+    views = {f"views.{name}": getattr(config.views, name) for name in ("alike", "varied", "apart")}
+    weights = {"teacher.weight": config.teacher.weight, **views}
     weights |= {f"sets[{i}].weight": one.weight for i, one in enumerate(config.sets)}
     configs.check_between(weights, 0, math.inf)
     configs.check_between({"smoothing": config.smoothing}, 0, 1)

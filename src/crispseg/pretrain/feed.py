@@ -14,7 +14,6 @@ from crispseg.errors import UserError
 from crispseg.pretrain.changes import Changes, apply_changes, plan_changes
 from crispseg.pretrain.config import PretrainConfig, SetConfig
 from crispseg.pretrain.draws import Whole
-from crispseg.pretrain.hiding import as_pixels, nothing_hidden, plan_hiding
 from crispseg.pretrain.mixing import apply_mix, plan_mix
 from crispseg.pretrain.pictures import HELD, Order, Pictures, batches
 from crispseg.pretrain.sources import open_source
@@ -88,12 +87,15 @@ def hold_pictures(sets: Sequence[LearningSet], wanted: bool | None, cache: str |
 
 
 class Feed:
-    """The batches of a run from a step on. A picture's changes follow from (seed, epoch, index) alone."""
+    """The batches of a run from a step on. A picture's changes follow from (seed, epoch, index) alone.
+
+    Of the sets named in `twice` each picture is seen twice, as neighbours that are changed differently.
+    """
 
     def __init__(
-        self, sets: Sequence[LearningSet], config: PretrainConfig, processes: Processes, hiding: Sequence[str]
+        self, sets: Sequence[LearningSet], config: PretrainConfig, processes: Processes, twice: Sequence[str]
     ) -> None:
-        self.sets, self.config, self.processes, self.hiding = sets, config, processes, hiding
+        self.sets, self.config, self.processes, self.twice = sets, config, processes, twice
         self.orders = [Order(len(one.training), config.seed) for one in sets]
 
     @property
@@ -123,24 +125,28 @@ class Feed:
 
     def _indices(self, number: int, first: int, last: int) -> Iterator[Whole]:
         for step in range(first, last):
-            yield self.orders[number].at(self.positions(self.sets[number], step))[1]
+            yield self._drawn(number, self.positions(self.sets[number], step))[1]
+
+    def _drawn(self, number: int, positions: Whole) -> tuple[Whole, Whole]:
+        """The epoch of each place's changes, and the index of its picture."""
+        if self.sets[number].name not in self.twice:
+            return self.orders[number].at(positions)
+        epochs, indices = self.orders[number].at(positions // 2)
+        return 2 * epochs + positions % 2, indices
 
     def _part(self, number: int, step: int, pictures: Tensor, size: int) -> Batch:
         one, seed, device = self.sets[number], self.config.seed, self.processes.device
         positions = self.positions(one, step)
-        epochs, indices = self.orders[number].at(positions)
+        epochs, indices = self._drawn(number, positions)
         how = _changes_of(one.config, self.config.changes)
         plan = plan_changes(how, seed, epochs, indices, one.config.aerial).to(device)
         images = apply_changes(pictures, plan, size)
-        if one.name in self.hiding:
-            cells = plan_hiding(self.config.masking, seed, epochs, indices, size).to(device)
-            hidden = as_pixels(cells, self.config.masking.cell, size)
-            return Batch(images, _no_labels(len(indices), device), torch.ones(len(indices), device=device), hidden)
+        if one.name in self.twice:
+            return Batch(images, _no_labels(len(indices), device), torch.ones(len(indices), device=device))
         mix = plan_mix(how, seed, positions).to(device)
         labels = torch.from_numpy(one.training.labels[indices]).to(device) if one.labelled else None
-        hidden = nothing_hidden(len(indices), size).to(device)
         chosen = _no_labels(len(indices), device) if labels is None else labels
-        return Batch(apply_mix(images, mix), chosen, mix.own, hidden)
+        return Batch(apply_mix(images, mix), chosen, mix.own)
 
 
 def _changes_of(one: SetConfig, changes: Changes) -> Changes:

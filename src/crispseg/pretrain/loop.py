@@ -176,8 +176,8 @@ class Pretrainer:
         share_out(sets, config.batch_size, processes.count)
         self.sizes = sizes_by_step(config)
         teacher = Teacher(config.teacher, processes.device) if config.teacher.build else None
-        self.hiding = [one.name for one in sets if not one.labelled and teacher is None]
-        self.feed = Feed(sets, config, processes, self.hiding)
+        self.twice = [one.name for one in sets if not one.labelled and teacher is None]
+        self.feed = Feed(sets, config, processes, self.twice)
         self.stepper = PretrainStepper(self._network(teacher, begun), config, processes, teacher)
         self.watch = FiniteWatch(processes)
         self.done, self.saved = 0, -1  # steps
@@ -196,7 +196,7 @@ class Pretrainer:
         if teacher is not None:
             taught = [teacher.shapes(side, self.processes.device) for side in self.config.sizes][-1]
         classes = {one.name: len(one.training.classes) for one in self.sets if one.labelled}
-        return Pretraining(backbone, self.feed.parts, classes, taught, size, self.hiding)
+        return Pretraining(backbone, self.feed.parts, classes, taught, size, self.twice, self.config.views.width)
 
     def load(self, state: dict[str, Any]) -> None:
         """Take over a checkpoint."""

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from crispseg.models.vssd import VSSD
 
@@ -20,11 +19,11 @@ class Told(NamedTuple):
 
     logits: dict[str, Tensor]  # of each labelled set's pictures
     features: list[Tensor]  # the teacher's outputs, predicted
-    pixels: dict[str, Tensor]  # (B, 3, H, W) normalised, of each set's pictures that were partly hidden
+    views: dict[str, Tensor]  # (B, width) embeddings of each set whose pictures are seen twice, as neighbours
 
 
 class Pretraining(nn.Module):
-    """A backbone with a linear head per labelled set, projections to a teacher's features, and a view of pixels.
+    """A backbone with a linear head per labelled set, projections to a teacher's features, and to embeddings of views.
 
     `parts` says which pictures of a batch belong to which set, in order; `classes` has the labelled sets'.
     """
@@ -36,10 +35,11 @@ class Pretraining(nn.Module):
         classes: Mapping[str, int],
         taught: Sequence[tuple[int, ...]] = (),
         size: int = 64,
-        hidden: Sequence[str] = (),
+        twice: Sequence[str] = (),
+        embedding: int = 512,
     ) -> None:
         super().__init__()
-        self.backbone, self.parts, self.hidden = backbone, dict(parts), tuple(hidden)
+        self.backbone, self.parts, self.twice = backbone, dict(parts), tuple(twice)
         width = backbone.widths[-1]
         self.heads = nn.ModuleDict({name: nn.Linear(width, count) for name, count in classes.items()})
         self.stages = [nearest_stage(shape, size) for shape in taught]
@@ -47,17 +47,16 @@ class Pretraining(nn.Module):
             nn.Linear(width, shape[0]) if len(shape) == 1 else nn.Conv2d(backbone.widths[stage], shape[0], 1)
             for shape, stage in zip(taught, self.stages, strict=True)
         )
-        views = backbone.widths if hidden else ()
-        self.views = nn.ModuleList(nn.Conv2d(width, 3 * _STRIDE**2, 1) for width in views)
-        for module in (self.heads, self.predictions, self.views):
+        for module in (self.heads, self.predictions):
             module.apply(_start_small)
+        self.projector = _projector(sum(backbone.widths), embedding) if twice else None
         self._rest_norms()
 
     def _rest_norms(self) -> None:
         """Output norms that no head reads stay as they are; the fine-tuned model's head will train them."""
         read = {stage for stage, head in zip(self.stages, self.predictions, strict=True) if isinstance(head, nn.Conv2d)}
         for stage in range(3):
-            if not self.views and stage not in read:
+            if self.projector is None and stage not in read:
                 getattr(self.backbone, f"outnorm{stage}").requires_grad_(False)
 
     def forward(self, images: Tensor) -> Told:
@@ -68,14 +67,14 @@ class Pretraining(nn.Module):
             head(pooled if isinstance(head, nn.Linear) else maps[stage])
             for stage, head in zip(self.stages, self.predictions, strict=True)
         ]
-        return Told(logits, features, {name: self._seen(maps, self.parts[name]) for name in self.hidden})
+        return Told(logits, features, self._embedded(maps))
 
-    def _seen(self, maps: list[Tensor], part: slice) -> Tensor:
-        """A set's hidden pixels as all four stages see them."""
-        finest = maps[0].shape[-2:]
-        views = [view(m[part]).float() for view, m in zip(self.views, maps, strict=True)]
-        total = torch.stack([functional.interpolate(x, size=finest, mode="bilinear") for x in views]).sum(0)
-        return functional.pixel_shuffle(total, _STRIDE)
+    def _embedded(self, maps: list[Tensor]) -> dict[str, Tensor]:
+        """All four stages, pooled, so that each learns what a picture's views have in common."""
+        if self.projector is None:
+            return {}
+        pooled = torch.cat([m.mean((2, 3), keepdim=True) for m in maps], dim=1)
+        return {name: self.projector(pooled[self.parts[name]]).flatten(1) for name in self.twice}
 
     @torch.no_grad()
     def pooled(self, images: Tensor) -> Tensor:
@@ -89,6 +88,13 @@ def nearest_stage(shape: tuple[int, ...], size: int) -> int:
         return 3
     stride = size / shape[-1]
     return min(max(round(math.log2(stride / _STRIDE)), 0), 3)
+
+
+def _projector(width: int, embedding: int) -> nn.Sequential:
+    """Of pooled maps (B, C, 1, 1): convolutions, as those are what batch norms of several processes know."""
+    return nn.Sequential(
+        nn.Conv2d(width, embedding, 1), nn.BatchNorm2d(embedding), nn.ReLU(), nn.Conv2d(embedding, embedding, 1)
+    )
 
 
 def _start_small(module: nn.Module) -> None:

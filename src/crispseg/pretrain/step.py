@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from crispseg.normalisation import Normalisation
 from crispseg.ops.compile_ahead import compile_ahead
-from crispseg.pretrain.config import PretrainConfig
+from crispseg.pretrain.config import PretrainConfig, ViewsConfig
 from crispseg.pretrain.mixing import swapped
 from crispseg.pretrain.network import Pretraining
 from crispseg.pretrain.teacher import MEAN, STD, Teacher, teaching_loss
@@ -26,7 +26,6 @@ class Batch(NamedTuple):
     images: Tensor  # (B, 3, s, s), 0 to 255, changed and mixed
     labels: Tensor  # (B,), -1 where there are none
     own: Tensor  # (B,) the share of a picture's own label beside its neighbour's
-    hidden: Tensor  # (B, 1, s, s) whether a pixel is to be predicted
 
 
 class PretrainStepper(Updated[Pretraining]):
@@ -80,12 +79,11 @@ class PretrainStepper(Updated[Pretraining]):
             first_line = str(problem).strip().partition("\n")[0]
             print(f"the step does not record as a CUDA graph ({first_line}): it runs kernel by kernel")
 
-    def _backward(self, images: Tensor, labels: Tensor, own: Tensor, hidden: Tensor) -> dict[str, Tensor]:
+    def _backward(self, images: Tensor, labels: Tensor, own: Tensor) -> dict[str, Tensor]:
         """The losses of a batch; their gradients are added to the parameters'."""
         whole = self.normalised(images)
-        seen = whole * ~hidden if self.model.hidden else whole
         with autocast(self.processes.device, self.config.precision):
-            told = self.network(seen)
+            told = self.network(whole)
             features = self.teacher(whole) if self.teacher is not None else []
         terms: dict[str, Tensor] = {}
         loss = whole.new_zeros(())
@@ -96,10 +94,9 @@ class PretrainStepper(Updated[Pretraining]):
         if features:
             terms["teacher"] = teaching_loss(told.features, features)
             loss = loss + self.config.teacher.weight * terms["teacher"]
-        for name, pixels in told.pixels.items():
-            part = self.model.parts[name]
-            terms[name] = hidden_pixels_loss(pixels, whole[part], hidden[part])
-            loss = loss + self.config.masking.weight * self.weights[name] * terms[name]
+        for name, embedded in told.views.items():
+            terms[name] = views_loss(gathered(embedded.float(), self.processes), self.config.views)
+            loss = loss + self.weights[name] * terms[name]
         self.scaler.scale(loss).backward()
         return {"loss": loss.detach(), **{name: value.detach() for name, value in terms.items()}}
 
@@ -112,8 +109,24 @@ def mixed_cross_entropy(logits: Tensor, labels: Tensor, own: Tensor, smoothing: 
     return (own * mine + (1 - own) * others).mean()
 
 
-def hidden_pixels_loss(pixels: Tensor, truth: Tensor, hidden: Tensor) -> Tensor:
-    """Mean absolute error of normalised pixels where they were hidden."""
-    pixels = pixels[..., : truth.shape[-2], : truth.shape[-1]]
-    off = (pixels - truth).abs() * hidden
-    return off.sum() / (3 * hidden.sum().clamp(min=1))
+def views_loss(embedded: Tensor, how: ViewsConfig) -> Tensor:
+    """VICReg (Bardes, Ponce and LeCun 2022) of embeddings (2 n, width), neighbours being views of one picture: these
+    alike, every number varying over the pictures, and no two saying the same. In units of `how.alike`."""
+    loss = how.alike * functional.mse_loss(embedded[::2], embedded[1::2])
+    for views in (embedded[::2], embedded[1::2]):
+        centred = views - views.mean(0)
+        covariance = centred.T @ centred / max(len(views) - 1, 1)
+        deviation = (covariance.diagonal() + 1e-4).sqrt()
+        apart = covariance.square().sum() - covariance.diagonal().square().sum()
+        loss = loss + how.varied * functional.relu(1 - deviation).mean() / 2 + how.apart * apart / views.shape[1]
+    return loss / (how.alike or 1.0)
+
+
+def gathered(x: Tensor, processes: Processes) -> Tensor:
+    """Of all processes, in order. Each counts the whole batch's loss, so gradients come back from all: their mean,
+    which is taken of parameters' afterwards, is that of one process with the whole batch."""
+    if processes.count == 1:
+        return x
+    from torch.distributed.nn.functional import all_gather
+
+    return torch.cat(all_gather(x))

@@ -11,6 +11,7 @@
 # and the next sitting goes on from there. Runs that were cut off go on where WORK is still there.
 set -uo pipefail
 cd "$(dirname "$0")/.."
+. benchmarks/steps.sh
 DATA=$1 WORK=$2 OUT=$3
 shift 3
 mkdir -p "$WORK" "$OUT"
@@ -30,10 +31,6 @@ ablate() {  # STEP, its words
   cp "$WORK/$step/results.json" "$OUT/$step.json"
   cp "$WORK/$step/$step.md" "$OUT/"
 }
-run_share() {
-  nvidia-cuda-mps-control -d && timeout 60 "$PYTHON" -c "import torch; print(torch.zeros(1, device='cuda'))" ||
-    echo quit | nvidia-cuda-mps-control
-}
 run_confirm() {
   local steps=${CONFIRM_STEPS:-3000}
   ablate confirm "schedule.steps=$steps" "schedule.warmup=$((steps / 20))" ema=0.995 --size "${SIZE:-tiny}" \
@@ -44,11 +41,4 @@ run_rivals() {
   ablate rivals "schedule.steps=$steps" "schedule.warmup=$((steps / 20))" ema=0.995 --data $FRAGMENTS --seeds ${RIVALS_SEEDS:-0 1 2}
 }
 
-status=0
-for step in "$@"; do
-  began=$SECONDS
-  "run_$step" >"$OUT/$step.log" 2>&1 && word=done || { word=FAILED && status=1; }
-  echo "$step: $word in $((SECONDS - began)) s; $OUT/$step.log"
-  tail -n 12 "$OUT/$step.log"
-done
-exit $status
+run_steps "$OUT" "$@"

@@ -18,6 +18,7 @@
 # rivals     the speed columns of the table rivals, from the runs kept in benchmarks/results/ablations
 set -uo pipefail
 cd "$(dirname "$0")/.."
+. benchmarks/steps.sh
 OUT=$1
 shift
 mkdir -p "$OUT"
@@ -96,11 +97,4 @@ run_rivals() {
     --out "$OUT/rivals"
 }
 
-status=0
-for step in "$@"; do
-  began=$SECONDS
-  "run_$step" >"$OUT/$step.log" 2>&1 && word=done || { word=FAILED && status=1; }
-  echo "$step: $word in $((SECONDS - began)) s; $OUT/$step.log"
-  tail -n 12 "$OUT/$step.log"
-done
-exit $status
+run_steps "$OUT" "$@"

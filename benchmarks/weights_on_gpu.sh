@@ -13,6 +13,7 @@
 # Steps can be left out; WORK keeps what they leave for each other.
 set -uo pipefail
 cd "$(dirname "$0")/.."
+. benchmarks/steps.sh
 DATA=$1 WORK=$2 OUT=$3
 shift 3
 mkdir -p "$WORK" "$OUT"
@@ -25,10 +26,6 @@ AERIAL=${AERIAL:-nano tiny}
 # the one pretrained before, else the one that comes along
 backbone() { if [ -d "$WORK/int8/$1" ]; then echo "$WORK/int8/$1"; else echo "$1"; fi; }
 
-run_share() {
-  nvidia-cuda-mps-control -d && timeout 60 "$PYTHON" -c "import torch; print(torch.zeros(1, device='cuda'))" ||
-    echo quit | nvidia-cuda-mps-control
-}
 run_pretrain() {
   "$PYTHON" benchmarks/pretraining.py "$DATA" "$WORK/pretrained" $MODELS ${ALSO:-} --minutes "${PRETRAIN_MINUTES:-4.2}" \
     --words ema=0.998 ${PRETRAIN_WORDS:-}
@@ -79,7 +76,7 @@ run_tune() {
   wait
 }
 
-for step in "$@"; do
+for step in "$@"; do  # OUT holds weights and results alone, so no logs go there
   began=$SECONDS
   echo "== $step"
   "run_$step"

@@ -34,7 +34,9 @@ def found_in(script, pattern):
 
 
 def steps_of(script):
-    return found_in(script, r"^run_(\w+)\(\)")
+    """Its own, and of those that all scripts have, the ones it speaks of."""
+    shared = [step for step in found_in("steps.sh", r"^run_(\w+)\(\)") if found_in(script, rf"^# {step} ")]
+    return [*shared, *found_in(script, r"^run_(\w+)\(\)")]
 
 
 @pytest.fixture(scope="module", params=SCRIPTS)

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from crispseg.ablate.statistics import BEST, BF, MIOU, paired, summarise
+from crispseg.ablate.statistics import BEST, BF, MIOU, columns, paired, summarise
 
 
 def result(last, best=0.5, **more):
@@ -29,6 +29,13 @@ def test_few_runs():
     assert summarise([result(0.5)], MIOU).spread is None
     assert summarise([result(0.5)], BF).mean is None  # no boundary labels
     assert summarise([result(0.5), result(None)], MIOU).values == (50.0,)
+
+
+def test_scores_of_a_class():
+    car, boundary = columns(["F1 car", "band mIoU@3px"])
+    own, other = result(0.5, F1={"car": 0.75}, **{"band mIoU@3px": 0.25}), result(0.5, F1={"tree": 0.5})
+    assert summarise([own, other, result(0.5, F1=None)], car).values == (75.0,)
+    assert summarise([own, other], boundary).values == (25.0,)
 
 
 def test_a_paired_difference_by_hand():

@@ -28,6 +28,18 @@ def test_the_papers_boundary_scores_are_there_by_data_set():
     assert all(not row.paper_on("") for row in (*sharpness.rows, *band.rows))
 
 
+@pytest.mark.parametrize(("name", "data"), [("classes", known.ISPRS), ("classes_loveda", known.LOVEDA)])
+def test_the_papers_scores_by_class_are_of_the_sets_classes(name, data):
+    table = read_table(find_table(name))
+    *each, mean = table.scores
+    classes = [score.partition(" ")[2] for score in each]
+    assert classes == [one for one in data.names if one != "clutter"]
+    for numbers in table.rows[1].paper.values():
+        *quoted, average = numbers.values()
+        assert list(numbers)[:-1] == [one.replace("_", " ") for one in classes]
+        assert sum(quoted) / len(quoted) == pytest.approx(average, abs=0.015)
+
+
 def test_rows_lie_over_the_table_and_the_base():
     table = Table("T", (Row("a", {"model": {"options": {"dco": True}}}),), set={"model": {"name": "crisp_{size}"}})
     values = row_values(table, table.rows[0], {"model": {"name": "x", "options": {"state": 4}}, "seed": 9})

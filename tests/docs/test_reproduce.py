@@ -42,7 +42,7 @@ def test_commands_of_the_table_are_understood(command: Command) -> None:
 
 
 def test_every_row_has_a_command_or_says_where_it_is() -> None:
-    assert len(rows()) == 10
+    assert len(rows()) == 11
     assert all("`crisp " in row[1] or "(#" in row[1] for row in rows())
 
 

@@ -22,7 +22,10 @@ class Column:
     digits: int = 2
 
     def of(self, result: Result) -> float | None:
-        value = result[self.weights].get(self.score)
+        """`F1 car` is the score F1 of the class car."""
+        scores = result[self.weights]
+        name, _, of_class = self.score.partition(" ")
+        value = scores[self.score] if self.score in scores else (scores.get(name) or {}).get(of_class)
         return None if value is None else self.scale * float(value)
 
 

@@ -7,7 +7,7 @@
 #
 # warm       compiles the kernels of the steps after it, side by side; half a minute instead of two
 # tests      the tests marked gpu, by SHARES processes side by side, each on its core (all), TESTS_SECONDS at most (400); the
-#            registered models' kernels are compiled first, in as many seconds at most
+#            registered models' kernels are compiled first, in PRECOMPILE_SECONDS at most (200)
 # kernels    each of our kernels against torch.compile's code for the same formula: ten processes compile side by side,
 #            then one measures
 # profile    where a fused crisp_tiny spends its time
@@ -22,7 +22,7 @@ cd "$(dirname "$0")/.."
 OUT=$1
 shift
 mkdir -p "$OUT"
-export PYTHONPATH=src PYTHONUNBUFFERED=1
+export PYTHONPATH=src${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
 # Else torch.compile gives Triton another cache, and kernels that were compiled before are compiled again.
 export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-$HOME/.triton/cache}
 PYTHON=${PYTHON:-python3}
@@ -51,7 +51,7 @@ run_tests() {
   local files
   # the large models first: the last tests to end should be short ones; others than these may need what is not installed
   files="tests/models/test_registered_gpu.py $(grep -rl "mark\.gpu" tests --include='*.py' | grep -v test_registered_gpu)"
-  timeout -k 5 "$TESTS_SECONDS" "$PYTHON" -m tests.models.precompile
+  timeout -k 5 "${PRECOMPILE_SECONDS:-200}" "$PYTHON" -m tests.models.precompile
   # without timm most rivals would be passed over, and the run would look complete
   CRISPSEG_TEST_ALL_MODELS=1 OMP_NUM_THREADS=1 timeout -s INT -k 20 "$TESTS_SECONDS" "$PYTHON" -m pytest -n "$SHARES" --dist worksteal -v --tb=short \
     -m gpu -p no:cacheprovider --durations=30 $files

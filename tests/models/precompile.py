@@ -9,7 +9,9 @@ import functools
 import json
 import subprocess
 import sys
+import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -25,7 +27,8 @@ from tests.models.test_registered_gpu import SIZES, make
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--processes", type=int, default=6, help="that rehearse (%(default)s)")
+    parser.add_argument("--processes", type=int, default=12, help="that rehearse (%(default)s)")
+    parser.add_argument("--rehearse", type=float, default=90, help="seconds; what was found by then is compiled")
     parser.add_argument("--share", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.share:
@@ -40,8 +43,19 @@ def main():
         )
         for i in range(args.processes)
     ]
-    found = {Kernel(*json.loads(line)) for share in shares for line in share.communicate()[0].splitlines() if line}
+    end = threading.Timer(args.rehearse, lambda: [share.kill() for share in shares])
+    end.start()
+    with ThreadPoolExecutor(len(shares)) as pool:  # a full pipe would hold up who writes
+        lines = [line for said, _ in pool.map(subprocess.Popen.communicate, shares) for line in whole_lines(said)]
+    end.cancel()
+    found = {Kernel(*json.loads(line)) for line in lines}
+    print(f"{len(found)} kernels; rehearsals that ended well: {sum(not share.returncode for share in shares)}")
     compile_side_by_side(list(found), start_compiler(torch.device("cuda", 0)))
+
+
+def whole_lines(said: bytes) -> list[bytes]:
+    """Without the one that the end of its process cut short."""
+    return said.split(b"\n")[:-1]
 
 
 def kernels_of(name, precision):

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -105,6 +106,19 @@ def test_kernels_are_handed_over_and_remembered(tmp_path, monkeypatch, capsys):
     assert len(list((tmp_path / "marks").iterdir())) == 4
     assert room.compile_ahead(lambda: kernels[:4], device) == 2  # those that failed, left to their launches
     assert happened[4:] == ["rehearse"]
+
+
+def test_kernels_that_take_long_are_begun_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(room, "_remember", lambda kernel: None)
+    modules = ["nc_ssd.kernels", "infer.token_attention_kernels", "maps.normalize_kernels", "maps.convolution_kernels"]
+    kernels = [room.Kernel(f"crispseg.ops.{name}", "kernel", "{}") for name in modules]
+    heard = tmp_path / "heard"
+    script = f"import sys; open({str(heard)!r}, 'w').write(sys.stdin.read())"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    room.compile_side_by_side(kernels, subprocess.Popen([sys.executable, "-c", script], **pipes))
+    assert [kernels.index(room.Kernel(*json.loads(line))) for line in heard.open()] == [1, 3, 0, 2]
+    for name in room._LONG:
+        assert list(Path(room.__file__).parent.glob(f"**/{name}.py"))
 
 
 LISTED = """

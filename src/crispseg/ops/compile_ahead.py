@@ -30,6 +30,8 @@ from crispseg.ops.dispatch import HAS_TRITON, kernels_wanted
 from crispseg.threads import available_cores
 
 _WORTHWHILE = 4  # kernels; fewer are compiled sooner than processes start
+# Modules whose kernels take seconds each to compile, most others half of one: begun last, they would be waited for.
+_LONG = ("convolution_kernels", "pixel_attention_kernels", "token_attention_kernels")
 _KNOWN: set[str] = set()  # kernels that this process has seen compiled
 _LOADING: list[subprocess.Popen[str]] = []  # a compiler that was started for work to come
 
@@ -126,6 +128,7 @@ def compile_side_by_side(kernels: Sequence[Kernel], compiler: subprocess.Popen[s
     """Hand the kernels over and count them as they are done, on stderr. What is not compiled is left to its launch."""
     assert compiler.stdin is not None and compiler.stdout is not None
     started, compiled = time.monotonic(), 0
+    kernels = sorted(kernels, key=lambda kernel: not kernel.module.endswith(_LONG))
     with contextlib.suppress(BrokenPipeError), compiler.stdin as given:
         given.writelines(json.dumps(kernel) + "\n" for kernel in kernels)
     for done, line in enumerate(compiler.stdout, 1):

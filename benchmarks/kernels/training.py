@@ -21,7 +21,7 @@ from crispseg.ops import ncssd
 from crispseg.ops.maps.depthwise import depthwise3x3
 from crispseg.ops.maps.normalize import layer_norm
 from crispseg.ops.maps.resizing import add_resized
-from crispseg.ops.train.cross_attention import few_tokens_attention
+from crispseg.ops.train.cross_attention import cross_attention
 from crispseg.ops.train.drop_path import add_kept
 from crispseg.ops.train.gated_mixer import convolve_mix_gate
 from crispseg.ops.train.matching import best_match, soft_match
@@ -112,7 +112,7 @@ def attending(net: Network, place: Place, own: bool) -> Work:
     heads, inner, tokens = attention.heads, attention.q.out_features, net.model.num_classes
 
     def call(m: Any, q: Tensor, kv: Tensor) -> Tensor:
-        return few_tokens_attention(q, kv, heads)
+        return cross_attention(q, kv, heads)
 
     q = net.draw(place.batch, tokens, inner)
     kv = net.draw(place.batch, tokens, 2 * inner) if own else net.pixels(place.batch, 2 * inner)
@@ -184,8 +184,8 @@ TRAINING: list[Entry] = [
     Entry("batch_norm with ReLU", _WITH_RELU, (1,)),
     Entry("add_kept", drop_path, (1,)),
     Entry("add_resized", pyramid_step, (1,)),
-    Entry("few_tokens_attention, own", _OWN, (1,)),
-    Entry("few_tokens_attention, pixels", _PIXELS, (1,)),
+    Entry("cross_attention, own", _OWN, (1,)),
+    Entry("cross_attention, pixels", _PIXELS, (1,)),
     Entry("best_match", matching, (1,)),
     Entry("soft_match", soft_matching, (1,)),
     Entry("cross_entropy", entropy, (1,)),

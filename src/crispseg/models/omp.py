@@ -23,7 +23,7 @@ from crispseg.models.options import check_sizes
 from crispseg.ops.common.precision import widened
 from crispseg.ops.maps.normalize import layer_norm
 from crispseg.ops.maps.resizing import add_resized
-from crispseg.ops.train.cross_attention import attention, few_tokens_attention
+from crispseg.ops.train.cross_attention import attention, cross_attention
 from crispseg.ops.train.matching import best_match, match, soft_match
 from crispseg.ops.train.mlp import linear
 
@@ -206,8 +206,8 @@ class Attention(nn.Module):
 
     def forward(self, query: Tensor, source: Tensor) -> Tensor:
         q = linear(query, self.q.weight, self.q.bias)
-        if few_tokens_attention.takes(q, source, self.heads):
-            y = few_tokens_attention(q, self.keys_and_values(source), self.heads)
+        if cross_attention.takes(q, source, self.heads):
+            y = cross_attention(q, self.keys_and_values(source), self.heads)
         else:
             y = attention(q, self.k(source), self.v(source), self.heads)
         return linear(y, self.out.weight, self.out.bias)

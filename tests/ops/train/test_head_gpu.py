@@ -48,8 +48,8 @@ def agree(function, formula, tensors, bound=1e-2):
 def attend(heads):
     def function(q, k, v):
         kv = torch.cat([k, v], -1)
-        assert cross_attention.few_tokens_attention.takes(q, kv, heads)
-        return cross_attention.few_tokens_attention(q, kv, heads)
+        assert cross_attention.cross_attention.takes(q, kv, heads)
+        return cross_attention.cross_attention(q, kv, heads)
 
     return function
 
@@ -175,7 +175,7 @@ def test_captured_graph_replays():
     q, kv = draw(2, 500, 64).requires_grad_(), draw(2, 6, 128).requires_grad_()
 
     def step():
-        return torch.autograd.grad(cross_attention.few_tokens_attention(q, kv, 4).float().square().sum(), (q, kv))
+        return torch.autograd.grad(cross_attention.cross_attention(q, kv, 4).float().square().sum(), (q, kv))
 
     step()
     graph = torch.cuda.CUDAGraph()

@@ -59,9 +59,9 @@ def column_part(source, count, column, WIDTH: tl.constexpr, ROWS: tl.constexpr, 
 
 @triton.jit
 def _column_parts(
-    source, parts, rows, chunk, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr
+    source, parts, rows, chunk, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPENDENT: tl.constexpr
 ):  # fmt: skip
-    after_the_kernel_before(EARLY)
+    after_the_kernel_before(DEPENDENT)
     part = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     count = tl.minimum(chunk, rows - part * chunk).to(tl.int32)
@@ -71,10 +71,11 @@ def _column_parts(
 
 @triton.jit
 def _relu_parts(
-    g, y, out, parts, rows, chunk, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr
+    g, y, out, parts, rows, chunk,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """g where y > 0, else zero; and a part's sums of it."""
-    after_the_kernel_before(EARLY)
+    after_the_kernel_before(DEPENDENT)
     part = tl.program_id(0).to(tl.int64)
     row, column = tl.arange(0, ROWS), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     count = tl.minimum(chunk, rows - part * chunk).to(tl.int32)
@@ -94,10 +95,10 @@ def _relu_parts(
 @triton.jit
 def _add_column_parts(
     parts, first, second, count, WIDTH: tl.constexpr, FIRST: tl.constexpr,
-    PARTS: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr,
+    PARTS: tl.constexpr, COLUMNS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Sum over parts (count, WIDTH): FIRST columns into one vector, the rest into another."""
-    after_the_kernel_before(EARLY)
+    after_the_kernel_before(DEPENDENT)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     total = sum_rows(parts, count, column, WIDTH, PARTS, WIDTH % COLUMNS == 0)
     tl.store(first + column, total.to(first.dtype.element_ty), mask=column < FIRST)

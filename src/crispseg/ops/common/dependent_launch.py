@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""Kernels launched early: their programs start, and wait, while the kernel before is still at work.
+"""Dependent launches: a kernel's programs start, and wait, while the kernel before is still at work.
 
 On GPUs that can (Hopper and newer), a kernel launched so costs a microsecond or two less when it comes after another.
-Every kernel that takes EARLY begins by waiting for the kernel before to be done, with all that it wrote.
+Every kernel that takes DEPENDENT begins by waiting for the kernel before to be done, with all that it wrote.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FIRST_CAPABILITY = (9, 0)
 
 def launch_options(device: torch.device) -> dict[str, Any]:
     """Arguments of a launch."""
-    return {"EARLY": True, "launch_pdl": True} if _can(device) else {"EARLY": False}
+    return {"DEPENDENT": True, "launch_pdl": True} if _can(device) else {"DEPENDENT": False}
 
 
 @functools.cache
@@ -34,8 +34,8 @@ def _can(device: torch.device) -> bool:
 
 
 @triton.jit
-def after_the_kernel_before(EARLY: tl.constexpr):
+def after_the_kernel_before(DEPENDENT: tl.constexpr):
     """The first thing that a program of such a kernel does."""
-    if EARLY:
+    if DEPENDENT:
         gdc_wait()
         gdc_launch_dependents()

@@ -112,10 +112,10 @@ def _conv_norm_mlp_kernel(
     x, weight, bias, gamma, beta, eps, fc1, fc1_bias, fc2, fc2_bias, out, height, width,
     C: tl.constexpr, HIDDEN: tl.constexpr, FC2_STEP: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr, SPREAD: tl.constexpr,
-    EARLY: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """CHUNK hidden units at a time: their sum over channels, GELU, and what they add to the output."""
-    after_the_kernel_before(EARLY)
+    after_the_kernel_before(DEPENDENT)
     TOKENS: tl.constexpr = ROWS * COLUMNS
     kind = x.dtype.element_ty
     start, row, column, offset = _patch(height, width, C, ROWS, COLUMNS)
@@ -141,10 +141,10 @@ def _conv_norm_mlp_kernel(
 def _conv_norm_project_kernel(
     x, weight, bias, gamma, beta, eps, matrix, y, out, height, width,
     C: tl.constexpr, OUT: tl.constexpr, OUT_STEP: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr, SPREAD: tl.constexpr, EARLY: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr, SPREAD: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """CHUNK columns of the product at a time."""
-    after_the_kernel_before(EARLY)
+    after_the_kernel_before(DEPENDENT)
     TOKENS: tl.constexpr = ROWS * COLUMNS
     kind = x.dtype.element_ty
     start, row, column, offset = _patch(height, width, C, ROWS, COLUMNS)

@@ -28,10 +28,10 @@ def _read_out_gated(
     v, c, z, k, state, affine, weight, bias, out, tokens, floor, eps,
     v_batch, v_token, v_width, c_batch, c_token, c_state, z_batch, z_token, z_width,
     N: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, SOME: tl.constexpr, NP: tl.constexpr,
-    TOKENS: tl.constexpr, NORMALIZED: tl.constexpr, PRODUCT: tl.constexpr, EARLY: tl.constexpr,
+    TOKENS: tl.constexpr, NORMALIZED: tl.constexpr, PRODUCT: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Output, LayerNorm and gate of a block of tokens, all channels at once; SOME of the state's rows at a time."""
-    after_the_kernel_before(EARLY)
+    after_the_kernel_before(DEPENDENT)
     first, batch = tl.program_id(0) * TOKENS, tl.program_id(1)
     channel, rows = tl.arange(0, PADDED), tl.arange(0, TOKENS)
     v = at(at(v, batch, v_batch), first, v_token)

@@ -49,10 +49,10 @@ def _store_best(
 def _cosines_kernel(
     descriptors, prototypes, out, scale, length, span, classes, count,
     PIXELS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, GROUP: tl.constexpr, COUNT: tl.constexpr,
-    GROUPS: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr,
+    GROUPS: tl.constexpr, EVEN: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """A span of pixels' scores, GROUP classes at a time; the scores of single prototypes stay in registers."""
-    after_the_kernel_before(EARLY)
+    after_the_kernel_before(DEPENDENT)
     image, columns = tl.program_id(1).to(tl.int64), tl.arange(0, PADDED)
     p, factor, missing = _some_classes(prototypes, 0, image, classes, count, WIDTH, PADDED, GROUP, COUNT)
     begin = tl.program_id(0) * span
@@ -98,14 +98,14 @@ def best_cosines(descriptors: Tensor, prototypes: Tensor, scale: float) -> Tenso
 def _grouped_product_kernel(
     x, weight, bias, out, rows, row_step,
     WIDTH: tl.constexpr, OUTER: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr, COLUMNS: tl.constexpr,
-    RELU: tl.constexpr, EARLY: tl.constexpr,
+    RELU: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     group = tl.program_id(1)
     row = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     exists, place = inside(columns, OUTER, OUTER % COLUMNS == 0), row * row_step + group
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
-    after_the_kernel_before(EARLY)
+    after_the_kernel_before(DEPENDENT)
     for start in range(0, WIDTH, INNER):
         k = start + tl.arange(0, INNER)
         within = inside(k, WIDTH, WIDTH % INNER == 0)
@@ -139,7 +139,7 @@ def grouped_product(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tens
 def _mix_kernel(
     x, weight, bias, bank, out,
     COUNT: tl.constexpr, ONES: tl.constexpr, INNER: tl.constexpr, INNERS: tl.constexpr, WIDTH: tl.constexpr,
-    PADDED: tl.constexpr, EARLY: tl.constexpr,
+    PADDED: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One class's token of one image."""
     one, k, columns = tl.arange(0, ONES), tl.arange(0, INNERS), tl.arange(0, PADDED)
@@ -148,7 +148,7 @@ def _mix_kernel(
     here = exists[:, None] & inside(columns, WIDTH, WIDTH == PADDED)[None, :]
     candidates = tl.load(bank + place[:, None] * WIDTH + columns[None, :], mask=here, other=0.0).to(tl.float32)
     logits = tl.load(bias + place, mask=exists, other=float("-inf")).to(tl.float32)
-    after_the_kernel_before(EARLY)
+    after_the_kernel_before(DEPENDENT)
     image = tl.program_id(1)
     hidden = tl.load(x + image * INNER + k, mask=within, other=0.0).to(tl.float32)
     logits += tl.sum(w.to(tl.float32) * hidden[None, :], 1)
@@ -170,8 +170,8 @@ def mix_candidates(x: Tensor, weight: Tensor, bias: Tensor, bank: Tensor) -> Ten
 
 
 @triton.jit
-def _pool_kernel(x, out, length, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr):
-    after_the_kernel_before(EARLY)
+def _pool_kernel(x, out, length, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPENDENT: tl.constexpr):
+    after_the_kernel_before(DEPENDENT)
     image = tl.program_id(1).to(tl.int64)
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     highest = tl.full([ROWS, COLUMNS], float("-inf"), tl.float32)

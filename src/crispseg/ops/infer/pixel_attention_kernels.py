@@ -58,7 +58,7 @@ def _read_kernel(
 def _combine_and_project_kernel(
     means, tops, projection, out, count, heads, splits,
     WIDTH: tl.constexpr, PADDED: tl.constexpr, INNER: tl.constexpr, OUTPUTS: tl.constexpr,
-    SPLITS: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr,
+    SPLITS: tl.constexpr, CHUNK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One query of one image: its mean over all spans, times its head's projection."""
     row, image = tl.program_id(0), tl.program_id(1).to(tl.int64)
@@ -68,7 +68,7 @@ def _combine_and_project_kernel(
     places = (row % heads * INNER + outputs)[:, None] * WIDTH + columns[None, :]
     v = tl.load(projection + places, mask=within, other=0.0).to(tl.float32)
 
-    after_the_kernel_before(EARLY)
+    after_the_kernel_before(DEPENDENT)
     parts = tl.arange(0, SPLITS)
     first = image * splits * count + row
     top = tl.load(tops + first + parts * count, mask=parts < splits, other=float("-inf"))
@@ -152,10 +152,10 @@ def _write_kernel(
     pixels, keys, added, values, bias, weight, shift, out, length, tokens, heads, span, eps,
     key_image, key_token, key_head, added_image, added_token, value_image, value_token, value_head,
     WIDTH: tl.constexpr, PADDED: tl.constexpr, PIXELS: tl.constexpr, TOKENS: tl.constexpr, GROUP: tl.constexpr,
-    GROUPS: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr,
+    GROUPS: tl.constexpr, EVEN: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """A span of pixels attends the tokens, GROUP heads at a time; residual and LayerNorm at the end."""
-    after_the_kernel_before(EARLY)
+    after_the_kernel_before(DEPENDENT)
     image, columns = tl.program_id(1).to(tl.int64), tl.arange(0, PADDED)
     k, v, more = _some_heads(
         keys, added, values, bias, 0, image, tokens, heads,

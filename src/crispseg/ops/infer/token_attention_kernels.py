@@ -73,7 +73,7 @@ def _perceptron_kernel(
     tokens, read, join_weight, join_bias, gain, shift, eps, first, first_bias, second, second_bias,
     out, count, per_program,
     INNER: tl.constexpr, UNITS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
-    HIDDEN: tl.constexpr, EARLY: tl.constexpr,
+    HIDDEN: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """HIDDEN units' share of the perceptron's output; the first program adds what it is added to."""
     rows, real = _rows(count, per_program, ROWS)
@@ -83,7 +83,7 @@ def _perceptron_kernel(
     w1 = _rows_of(first, unit, exists, columns, WIDTH, PADDED)
     w2 = _rows_of(second, unit, exists, columns, WIDTH, PADDED)
     b1 = tl.load(first_bias + unit, mask=exists, other=0.0).to(tl.float32)
-    after_the_kernel_before(EARLY)
+    after_the_kernel_before(DEPENDENT)
     t = _joined(tokens, read, join_weight, join_bias, gain, shift, eps, rows, real, INNER, WIDTH, PADDED)
     hidden = tl.maximum(tl.dot(t.to(w1.dtype), tl.trans(w1), input_precision="ieee") + b1[None, :], 0.0)
     leading = tl.where(tl.program_id(0) == 0, 1.0, 0.0)
@@ -147,12 +147,12 @@ def _own_head(
 def _own_kernel(
     tokens, weight, bias, out, count, per_program, per_image,
     HEAD: tl.constexpr, HEAD_PADDED: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
-    EARLY: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     rows, real = _rows(count, per_program, ROWS)
     head = tl.program_id(0)
     wq, wk, wv = _own_weights(weight, head, True, HEAD, HEAD_PADDED, WIDTH, PADDED)
-    after_the_kernel_before(EARLY)
+    after_the_kernel_before(DEPENDENT)
     t = _rows_of(tokens, rows, real, tl.arange(0, PADDED), WIDTH, PADDED)
     _own_head(t, wq, wk, wv, bias, out, head, rows, real, per_image, HEAD, HEAD_PADDED, WIDTH)
 
@@ -163,7 +163,7 @@ def _settle_kernel(
     out, vectors, scores, attended, count, per_program, tokens,
     PARTS: tl.constexpr, GROUPS: tl.constexpr, INNER: tl.constexpr, INNER_PADDED: tl.constexpr,
     HEAD: tl.constexpr, HEAD_PADDED: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
-    EARLY: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """A program makes one group's vectors, or is one head of the tokens' own attention."""
     rows, real = _rows(count, per_program, ROWS)
@@ -174,7 +174,7 @@ def _settle_kernel(
     w2 = _rows_of(second + job * INNER * WIDTH, inner, exists, columns, WIDTH, PADDED)
     if HEAD > 0:
         wq, wk, wv = _own_weights(own_weight, job - GROUPS, job >= GROUPS, HEAD, HEAD_PADDED, WIDTH, PADDED)
-    after_the_kernel_before(EARLY)
+    after_the_kernel_before(DEPENDENT)
     t = tl.zeros([ROWS, PADDED], tl.float32)
     for start in range(0, PARTS, 8):
         for i in tl.static_range(8):  # at once, to wait for memory together
@@ -198,14 +198,14 @@ def _settle_kernel(
 def _vectors_kernel(
     tokens, read, join_weight, join_bias, gain, shift, eps, first, bias, second, out, vectors, count, per_program,
     JOINED: tl.constexpr, GROUPS: tl.constexpr, INNER: tl.constexpr, INNER_PADDED: tl.constexpr,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, EARLY: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     rows, real = _rows(count, per_program, ROWS)
     columns, inner, group = tl.arange(0, PADDED), tl.arange(0, INNER_PADDED), tl.program_id(0)
     exists = inside(inner, INNER, INNER == INNER_PADDED)
     w1 = _rows_of(first + group * INNER * WIDTH, inner, exists, columns, WIDTH, PADDED)
     w2 = _rows_of(second + group * INNER * WIDTH, inner, exists, columns, WIDTH, PADDED)
-    after_the_kernel_before(EARLY)
+    after_the_kernel_before(DEPENDENT)
     t = _joined(tokens, read, join_weight, join_bias, gain, shift, eps, rows, real, JOINED, WIDTH, PADDED)
     if group == 0:
         _store_rows(out, t, rows, real, columns, WIDTH, PADDED)
@@ -218,7 +218,7 @@ def _vectors_kernel(
 def _join_grouped_kernel(
     tokens, read, join_weight, join_bias, gain, shift, eps, weight, bias, out, rows, row_step,
     JOINED: tl.constexpr, OUTER: tl.constexpr, COLUMNS: tl.constexpr, RELU: tl.constexpr,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, EARLY: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Some columns of the first product of a group's hyper-network."""
     group = tl.program_id(1)
@@ -227,7 +227,7 @@ def _join_grouped_kernel(
     exists = inside(column, OUTER, OUTER % COLUMNS == 0)
     here = inside(inner, WIDTH, WIDTH == PADDED)[:, None] & exists[None, :]
     w = tl.load(weight + (group * WIDTH + inner[:, None]) * OUTER + column[None, :], mask=here, other=0.0)
-    after_the_kernel_before(EARLY)
+    after_the_kernel_before(DEPENDENT)
     real, place = index < rows, index * row_step + group
     t = _joined(tokens, read, join_weight, join_bias, gain, shift, eps, place, real, JOINED, WIDTH, PADDED)
     total = tl.dot(t.to(w.dtype), w, input_precision="ieee")

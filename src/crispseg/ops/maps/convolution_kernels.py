@@ -109,10 +109,10 @@ def _convolve_kernel(
     x, weight, bias, residual, out, tiles, strips, columns, height, width,
     C: tl.constexpr, OUT: tl.constexpr, GROUP: tl.constexpr, WITH_RESIDUAL: tl.constexpr, RELU: tl.constexpr,
     ROWS: tl.constexpr, PLACES: tl.constexpr, SPAN: tl.constexpr, K1: tl.constexpr,
-    K2: tl.constexpr, N: tl.constexpr, EARLY: tl.constexpr,
+    K2: tl.constexpr, N: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Each row of the map is read once for the three rows of the result it belongs to, whose sums are kept."""
-    after_the_kernel_before(EARLY)
+    after_the_kernel_before(DEPENDENT)
     n, k1 = tl.arange(0, N), tl.arange(0, K1)
     k2 = K1 + tl.arange(0, K2 if K2 > 0 else 16)
     top1 = _taps(weight, n, k1, 0, C, OUT, GROUP)
@@ -203,10 +203,10 @@ def _halve_and_mix_kernel(
     x, weight, bias, mix, mix_bias, out, height, width, out_width, count,
     C: tl.constexpr, HIDDEN: tl.constexpr, OUT: tl.constexpr, PLACES: tl.constexpr, CHUNK: tl.constexpr,
     K1: tl.constexpr, K2: tl.constexpr, N: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr,
-    EARLY: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """The hidden channels are made, and added into the result, a chunk at a time; they are never stored."""
-    after_the_kernel_before(EARLY)
+    after_the_kernel_before(DEPENDENT)
     k1, n = tl.arange(0, K1), tl.arange(0, N)
     k2 = K1 + tl.arange(0, K2 if K2 > 0 else 16)
     place = tl.program_id(0) * PLACES + tl.arange(0, PLACES)

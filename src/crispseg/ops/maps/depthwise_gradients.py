@@ -126,11 +126,11 @@ def _gradients_kernel(
     channel_step, tap_step,
     C: tl.constexpr, PIXEL: tl.constexpr, ALIGN: tl.constexpr, DX_PIXEL: tl.constexpr, DX_ALIGN: tl.constexpr,
     STRIDE: tl.constexpr, RESIDUAL: tl.constexpr, PIXELS: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr,
-    ROWS: tl.constexpr, EXACT: tl.constexpr, EARLY: tl.constexpr,
+    ROWS: tl.constexpr, EXACT: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """dx, and this strip's part of the weight's and the bias' gradients. Strips are cut from g, which is contiguous:
     WIDTH threads of PIXELS columns each. For PIXEL and ALIGN, those of x and those of dx, see `_convolve_kernel`."""
-    after_the_kernel_before(EARLY)
+    after_the_kernel_before(DEPENDENT)
     across = tl.cdiv(out_width, WIDTH * PIXELS)
     column = (tl.program_id(0) % across * WIDTH + tl.arange(0, WIDTH)) * PIXELS
     top = tl.program_id(0) // across * ROWS
@@ -290,10 +290,10 @@ def _gradients_kernel(
 
 @triton.jit
 def _add_strips(
-    parts, dw, db, strips, channels, STRIPS: tl.constexpr, CHANNELS: tl.constexpr, EARLY: tl.constexpr
+    parts, dw, db, strips, channels, STRIPS: tl.constexpr, CHANNELS: tl.constexpr, DEPENDENT: tl.constexpr
 ):  # fmt: skip
     """Sum over strips of parts (strips, 10, channels) into dw (channels, 9) and db (channels,)."""
-    after_the_kernel_before(EARLY)
+    after_the_kernel_before(DEPENDENT)
     part = tl.program_id(1)
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     strip = tl.arange(0, STRIPS)

@@ -45,9 +45,9 @@ def _sigmoid(x):
 
 
 @triton.jit
-def _pack_kernel(weight, out, channels, channel_step, tap_step, CHANNELS: tl.constexpr, EARLY: tl.constexpr):
+def _pack_kernel(weight, out, channels, channel_step, tap_step, CHANNELS: tl.constexpr, DEPENDENT: tl.constexpr):
     """A weight (channels, 9) as (9, channels): neighbouring threads then load neighbouring numbers in `tap`."""
-    after_the_kernel_before(EARLY)
+    after_the_kernel_before(DEPENDENT)
     taps, channel = tl.arange(0, 16)[:, None], tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
     mask = (taps < 9) & (channel < channels)
     found = tl.load(weight + channel * channel_step + taps * tap_step, mask=mask)
@@ -114,12 +114,12 @@ def _convolve_kernel(
     height, width, out_height, out_width, channels, batch_stride, row_stride, channel_step, tap_step,
     PIXEL: tl.constexpr, STRIDE: tl.constexpr, ACTIVATION: tl.constexpr, RESIDUAL: tl.constexpr, ALIGN: tl.constexpr,
     WIDTH: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr, SPREAD: tl.constexpr, EXACT: tl.constexpr,
-    EARLY: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """The convolution and what follows it; with `gradient`, that gradient taken back through the activation; with
     `normed`, its LayerNorm over channels, which are then all here. PIXEL is the distance of neighbours in memory; EXACT
     says that CHANNELS divides the map's channels."""
-    after_the_kernel_before(EARLY)
+    after_the_kernel_before(DEPENDENT)
     across = tl.cdiv(out_width, WIDTH)
     column = tl.program_id(0) % across * WIDTH + tl.arange(0, WIDTH)
     top = tl.program_id(0) // across * ROWS

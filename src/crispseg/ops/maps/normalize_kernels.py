@@ -95,10 +95,10 @@ def places_of(first, rows, columns, distance, ALIGN: tl.constexpr):
 @triton.jit
 def _norm_kernel(
     x, gate, weight, bias, out, count, eps, gate_row,
-    ALIGN: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr,
+    ALIGN: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """LayerNorm of some rows; times the gate, whose rows are gate_row * ALIGN apart, where there is one."""
-    after_the_kernel_before(EARLY)
+    after_the_kernel_before(DEPENDENT)
     first = tl.program_id(0).to(tl.int64) * ROWS
     rows, columns = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     inside = (rows < count - first)[:, None] & (columns < WIDTH)[None, :]
@@ -158,11 +158,11 @@ def layer_norm(
 def _norm_gradients_kernel(
     gradient, x, gate, weight, bias, dx, dgate, parts, count, blocks, eps, gate_row, dgate_row,
     ALIGN: tl.constexpr, DALIGN: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    STAGES: tl.constexpr, EARLY: tl.constexpr,
+    STAGES: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """dx, dgate, and this program's part of dweight and dbias. Blocks of rows come through shared memory
     while others are worked on: loads to registers would be put off until each is needed, one after the other."""
-    after_the_kernel_before(EARLY)
+    after_the_kernel_before(DEPENDENT)
     programs = tl.num_programs(0)
     rows, columns = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     used = columns < WIDTH
@@ -235,9 +235,9 @@ def layer_norm_gradients(
 def _norm_relu_add_kernel(
     x, norm_weight, norm_bias, weight, bias, coarser, out, height, width, coarse_h, coarse_w, scale_y, scale_x, eps,
     WIDTH: tl.constexpr, OUT: tl.constexpr, PLACES: tl.constexpr, COLUMNS: tl.constexpr, N: tl.constexpr,
-    EARLY: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    after_the_kernel_before(EARLY)
+    after_the_kernel_before(DEPENDENT)
     image, blocks = tl.program_id(1).to(tl.int64), (OUT + N - 1) // N
     place, columns = tl.program_id(0) // blocks * PLACES + tl.arange(0, PLACES), tl.arange(0, COLUMNS)
     n = tl.program_id(0) % blocks * N + tl.arange(0, N)

@@ -62,10 +62,10 @@ def resize_add(finer: Tensor, coarser: Tensor) -> Tensor:
 
 @triton.jit
 def _upsample_kernel(
-    scores, out, low_h, low_w, height, width, scale_y, scale_x, COLUMNS: tl.constexpr, EARLY: tl.constexpr
+    scores, out, low_h, low_w, height, width, scale_y, scale_x, COLUMNS: tl.constexpr, DEPENDENT: tl.constexpr
 ):  # fmt: skip
     """All rows of the result that lie between two rows of the scores: these are resized along x once."""
-    after_the_kernel_before(EARLY)
+    after_the_kernel_before(DEPENDENT)
     low, plane = tl.program_id(1), tl.program_id(2).to(tl.int64)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     left, right, along = between(column, scale_x, low_w)

@@ -70,10 +70,10 @@ def state_gradients(
     grad, c, k, q, dstate_parts, dshift_parts, tokens, chunk, floor,
     grad_batch, grad_token, grad_width, c_batch, c_token, c_state,
     N: tl.constexpr, NP: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, TOKENS: tl.constexpr,
-    EVEN: tl.constexpr, NORMALIZED: tl.constexpr, PRODUCT: tl.constexpr, EARLY: tl.constexpr,
+    EVEN: tl.constexpr, NORMALIZED: tl.constexpr, PRODUCT: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Some columns of dA, but for what the queries' mean does, and dshift, over a chunk of tokens."""
-    after_the_kernel_before(EARLY)
+    after_the_kernel_before(DEPENDENT)
     split, batch = tl.program_id(1), tl.program_id(2)
     n, rows = tl.arange(0, NP), tl.arange(0, TOKENS)
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -110,10 +110,10 @@ def query_gradients(
     grad, c, k, state, lift, dq_parts, dlift_parts, dc, dk_parts, tokens, floor,
     grad_batch, grad_token, grad_width, c_batch, c_token, c_state, dc_token,
     N: tl.constexpr, NP: tl.constexpr, PARTS_OF_Q: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
-    TOKENS: tl.constexpr, EVEN: tl.constexpr, NORMALIZED: tl.constexpr, PRODUCT: tl.constexpr, EARLY: tl.constexpr,
+    TOKENS: tl.constexpr, EVEN: tl.constexpr, NORMALIZED: tl.constexpr, PRODUCT: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """dC of a block of tokens, and its part of dk."""
-    after_the_kernel_before(EARLY)
+    after_the_kernel_before(DEPENDENT)
     tile, batch = tl.program_id(0), tl.program_id(1)
     n, rows, column = tl.arange(0, NP), tl.arange(0, TOKENS), tl.arange(0, COLUMNS)
     first = tile * TOKENS
@@ -186,11 +186,11 @@ def token_gradients(
     grad_batch, grad_token, grad_width, v_batch, v_token, v_width, b_batch, b_token, b_state, rho_batch, rho_token,
     rho_head, dv_token, db_token,
     N: tl.constexpr, H: tl.constexpr, P: tl.constexpr, NP: tl.constexpr, PP: tl.constexpr, PARTS_OF_Q: tl.constexpr,
-    TOKENS: tl.constexpr, EVEN: tl.constexpr, NORMALIZED: tl.constexpr, PRODUCT: tl.constexpr, EARLY: tl.constexpr,
+    TOKENS: tl.constexpr, EVEN: tl.constexpr, NORMALIZED: tl.constexpr, PRODUCT: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Of a block of tokens, the first program finds dB; each other dV and drho of a head, and the block's part of what
     the head's skip and residual gate get."""
-    after_the_kernel_before(EARLY)
+    after_the_kernel_before(DEPENDENT)
     role, tile, batch = tl.program_id(0) % (1 + H), tl.program_id(0) // (1 + H), tl.program_id(1)
     tiles = tl.num_programs(0) // (1 + H)
     WIDTH: tl.constexpr = H * P
@@ -266,11 +266,11 @@ def combine(
     dstate_parts, dshift_parts, kv, k, q, mu, d, omega, s, t, state, lift, skip, dsums, dq_parts, dlift_parts,
     dmean_parts, dshift, dkeep, damplify, tokens, splits,
     N: tl.constexpr, H: tl.constexpr, P: tl.constexpr, NP: tl.constexpr, COLUMNS: tl.constexpr,
-    NORMALIZED: tl.constexpr, AMPLIFIED: tl.constexpr, PRODUCT: tl.constexpr, EARLY: tl.constexpr,
+    NORMALIZED: tl.constexpr, AMPLIFIED: tl.constexpr, PRODUCT: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Some columns of what the sweeps after this one read, and of what the gates get from one image. AMPLIFIED: the
     skip, as well."""
-    after_the_kernel_before(EARLY)
+    after_the_kernel_before(DEPENDENT)
     program, batch = tl.program_id(0), tl.program_id(1)
     WIDTH: tl.constexpr = H * P
     n, columns = tl.arange(0, NP), program * COLUMNS + tl.arange(0, COLUMNS)
@@ -327,11 +327,11 @@ def combine(
 def parameter_gradients(
     dskip_parts, dresidual_parts, dkeep, damplify, omega, t, dd, dresidual, domega, ds, dt, batches, parts,
     H: tl.constexpr, P: tl.constexpr, PP: tl.constexpr, BATCHES: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, SOME: tl.constexpr, EARLY: tl.constexpr,
+    COLUMNS: tl.constexpr, SOME: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """The first programs find a number each: what a head's skip gets, its residual gate, its omega; the others some
     columns of what s and t get, where images and heads are ROWS."""
-    after_the_kernel_before(EARLY)
+    after_the_kernel_before(DEPENDENT)
     kind, head = tl.program_id(0) // H, tl.program_id(0) % H
     if kind == 0:
         tl.store(dd + head, sum_of(at(dskip_parts, head, parts), parts, SOME).to(dd.dtype.element_ty))

@@ -113,10 +113,10 @@ def accumulate(
     v, b, rho, dt_bias, a_log, residual, kv_parts, k_parts, tokens, chunk,
     v_batch, v_token, v_head, v_width, b_batch, b_token, b_state, rho_batch, rho_token, rho_head,
     N: tl.constexpr, P: tl.constexpr, NP: tl.constexpr, PP: tl.constexpr, TOKENS: tl.constexpr,
-    NORMALIZED: tl.constexpr, PRODUCT: tl.constexpr, EARLY: tl.constexpr,
+    NORMALIZED: tl.constexpr, PRODUCT: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One head's sum of K (w V)^T over a chunk of tokens; the first head's program sums K as well."""
-    after_the_kernel_before(EARLY)
+    after_the_kernel_before(DEPENDENT)
     head, split, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     heads, splits = tl.num_programs(0), tl.num_programs(1)
     n, p, rows = tl.arange(0, NP), tl.arange(0, PP), tl.arange(0, TOKENS)
@@ -167,11 +167,11 @@ def query_and_reduce(
     c, kv_parts, k_parts, kv, k, q_parts, tokens, chunk, splits, queries, floor,
     c_batch, c_token, c_state,
     N: tl.constexpr, NP: tl.constexpr, STATE: tl.constexpr, TOKENS: tl.constexpr, NORMALIZED: tl.constexpr,
-    EARLY: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """The first programs, as many as `queries` says, sum Q / row over a chunk of tokens each; the others add the parts
     of the state, a slice each."""
-    after_the_kernel_before(EARLY)
+    after_the_kernel_before(DEPENDENT)
     program, batch = tl.program_id(0), tl.program_id(1)
     n, rows = tl.arange(0, NP), tl.arange(0, TOKENS)
     if program < queries:
@@ -202,11 +202,11 @@ def query_and_reduce(
 def calibrate(
     kv, k, q_parts, d, omega, s, t, v_sum, state, affine, q, mu, tokens, parts,
     N: tl.constexpr, P: tl.constexpr, NP: tl.constexpr, COLUMNS: tl.constexpr, NORMALIZED: tl.constexpr,
-    PRODUCT: tl.constexpr, EARLY: tl.constexpr,
+    PRODUCT: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Some columns of one head's state as they are read out, (S - k mu^T) a, and what is added to each token: see
     `operator.py`."""
-    after_the_kernel_before(EARLY)
+    after_the_kernel_before(DEPENDENT)
     head, batch = tl.program_id(0), tl.program_id(2)
     width = tl.num_programs(0) * P
     n, p = tl.arange(0, NP), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -254,10 +254,10 @@ def read_out(
     v, c, k, state, affine, out, tokens, chunk, floor,
     v_batch, v_token, v_head, v_width, c_batch, c_token, c_state,
     N: tl.constexpr, P: tl.constexpr, NP: tl.constexpr, PP: tl.constexpr, TOKENS: tl.constexpr,
-    NORMALIZED: tl.constexpr, PRODUCT: tl.constexpr, EARLY: tl.constexpr,
+    NORMALIZED: tl.constexpr, PRODUCT: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One head's output for a chunk of tokens."""
-    after_the_kernel_before(EARLY)
+    after_the_kernel_before(DEPENDENT)
     head, split, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     width = tl.num_programs(0) * P
     n, p, rows = tl.arange(0, NP), tl.arange(0, PP), tl.arange(0, TOKENS)

@@ -45,10 +45,10 @@ class Running(NamedTuple):
 
 @triton.jit
 def _statistics(
-    x, parts, rows, chunk, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr
+    x, parts, rows, chunk, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPENDENT: tl.constexpr
 ):  # fmt: skip
     """The mean of a part, and the sum of squares about it: parts (parts, 2, WIDTH)."""
-    after_the_kernel_before(EARLY)
+    after_the_kernel_before(DEPENDENT)
     part = tl.program_id(0).to(tl.int64)
     row, column = tl.arange(0, ROWS), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     used = column < WIDTH
@@ -73,10 +73,10 @@ def _statistics(
 @triton.jit
 def _join(
     parts, mean, scale, running_mean, running_variance, batches, rows, chunk, count, momentum, eps,
-    WIDTH: tl.constexpr, PARTS: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr,
+    WIDTH: tl.constexpr, PARTS: tl.constexpr, COLUMNS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Mean and 1 / sqrt(variance + eps) of all rows; the running statistics move towards them."""
-    after_the_kernel_before(EARLY)
+    after_the_kernel_before(DEPENDENT)
     part, column = tl.arange(0, PARTS), tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     used = column < WIDTH
     inside = (part < count)[:, None] & used[None, :]
@@ -109,9 +109,9 @@ def _vector(pointer, column, WIDTH: tl.constexpr):
 @triton.jit
 def _normalise(
     x, mean, scale, weight, bias, y, rows, WIDTH: tl.constexpr, RELU: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    after_the_kernel_before(EARLY)
+    after_the_kernel_before(DEPENDENT)
     first = tl.program_id(0).to(tl.int64) * ROWS
     row, column = tl.arange(0, ROWS), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = (first + row < rows)[:, None] & (column < WIDTH)[None, :]
@@ -133,10 +133,10 @@ def _before_relu(gradient, normed, weight, bias, RELU: tl.constexpr):
 @triton.jit
 def _sums(
     g, x, mean, scale, weight, bias, parts, rows, chunk, WIDTH: tl.constexpr, RELU: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """A part's sums of the gradient, and of the gradient times the normalised x: parts (parts, 2, WIDTH)."""
-    after_the_kernel_before(EARLY)
+    after_the_kernel_before(DEPENDENT)
     part = tl.program_id(0).to(tl.int64)
     row, column = tl.arange(0, ROWS), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     used = column < WIDTH
@@ -162,10 +162,10 @@ def _sums(
 @triton.jit
 def _input_gradient(
     g, x, mean, scale, weight, bias, total, products, dx, rows, WIDTH: tl.constexpr, RELU: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """dx = weight / sigma (g - mean(g) - normalised x mean(g normalised x))."""
-    after_the_kernel_before(EARLY)
+    after_the_kernel_before(DEPENDENT)
     first = tl.program_id(0).to(tl.int64) * ROWS
     row, column = tl.arange(0, ROWS), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = (first + row < rows)[:, None] & (column < WIDTH)[None, :]

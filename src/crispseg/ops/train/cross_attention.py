@@ -26,14 +26,14 @@ def attention(q: Tensor, k: Tensor, v: Tensor, heads: int) -> Tensor:
 
 
 # Not float16, which the weights of single pixels are too small for.
-@operator("few_tokens_attention", dtypes=(torch.bfloat16,), of=lambda q, *rest: (q,))
-def few_tokens_attention(q: Tensor, kv: Tensor, heads: int) -> Tensor:
+@operator("cross_attention", dtypes=(torch.bfloat16,), of=lambda q, *rest: (q,))
+def cross_attention(q: Tensor, kv: Tensor, heads: int) -> Tensor:
     """`attention` with keys and values side by side: kv (B, S, 2 x inner)."""
     k, v = kv.chunk(2, dim=-1)
     return attention(q, k, v, heads)
 
 
-@few_tokens_attention.unless
+@cross_attention.unless
 def _(q: Tensor, kv: Tensor, heads: int) -> str | None:
     """Of kv only the number of tokens is asked."""
     if q.numel() == 0 or kv.shape[1] == 0:
@@ -43,7 +43,7 @@ def _(q: Tensor, kv: Tensor, heads: int) -> str | None:
     return f"heads of more than {_LARGEST_HEAD} channels" if q.shape[2] > _LARGEST_HEAD * heads else None
 
 
-@few_tokens_attention.kernel
+@cross_attention.kernel
 def _(q: Tensor, kv: Tensor, heads: int) -> Tensor:
     return _pixels_read_tokens(q, kv, heads) if kv.shape[1] <= _MOST_TOKENS else _tokens_read_pixels(q, kv, heads)[0]
 
@@ -86,5 +86,5 @@ def _tokens_read_pixels_backward(
     return kernels.tokens_read_pixels_back(g, q, kv, out, sums, heads)
 
 
-differentiable(_pixels_read_tokens, _pixels_read_tokens_backward, few_tokens_attention)
-differentiable(_tokens_read_pixels, _tokens_read_pixels_backward, few_tokens_attention, remember=all_there_is)
+differentiable(_pixels_read_tokens, _pixels_read_tokens_backward, cross_attention)
+differentiable(_tokens_read_pixels, _tokens_read_pixels_backward, cross_attention, remember=all_there_is)

@@ -44,10 +44,10 @@ def _block(
 def _sum_parts(
     logits, target, totals, counts, blocks, across, length, image_stride, class_stride, pixel_stride, ignored,
     smoothing, CLASSES: tl.constexpr, PADDED: tl.constexpr, PIXELS: tl.constexpr, EVEN: tl.constexpr,
-    SMOOTHED: tl.constexpr, EARLY: tl.constexpr,
+    SMOOTHED: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """A program's pixels: the sum of their losses, and how many count. A label of no class makes the loss NaN."""
-    after_the_kernel_before(EARLY)
+    after_the_kernel_before(DEPENDENT)
     one = tl.arange(0, PADDED)
     total, count = tl.zeros((PIXELS,), tl.float32), tl.zeros((PIXELS,), tl.int32)
     for block in range(tl.program_id(0), blocks, tl.num_programs(0)):
@@ -68,8 +68,8 @@ def _sum_parts(
 
 
 @triton.jit
-def _add(totals, counts, total, count, parts, PARTS: tl.constexpr, EARLY: tl.constexpr):
-    after_the_kernel_before(EARLY)
+def _add(totals, counts, total, count, parts, PARTS: tl.constexpr, DEPENDENT: tl.constexpr):
+    after_the_kernel_before(DEPENDENT)
     losses, pixels = tl.zeros((PARTS,), tl.float32), tl.zeros((PARTS,), tl.int64)
     for start in range(0, parts, PARTS):
         part = start + tl.arange(0, PARTS)
@@ -82,10 +82,10 @@ def _add(totals, counts, total, count, parts, PARTS: tl.constexpr, EARLY: tl.con
 @triton.jit
 def _gradients(
     gradient, logits, target, out, blocks, across, length, image_stride, class_stride, pixel_stride, ignored, smoothing,
-    CLASSES: tl.constexpr, PADDED: tl.constexpr, PIXELS: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr,
+    CLASSES: tl.constexpr, PADDED: tl.constexpr, PIXELS: tl.constexpr, EVEN: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Probabilities less what they should be, times the gradient of the sum; `out` lies as the logits do."""
-    after_the_kernel_before(EARLY)
+    after_the_kernel_before(DEPENDENT)
     one, factor = tl.arange(0, PADDED), tl.load(gradient).to(tl.float32)
     for block in range(tl.program_id(0), blocks, tl.num_programs(0)):
         x, logarithm, label, valid, places, inside = _block(

@@ -16,10 +16,10 @@ _BLOCK, _WARPS = 2048, 4  # elements of a program, and its warps
 
 @triton.jit
 def _scaled(
-    x, branch, drawn, out, size, rate, ADD: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
+    x, branch, drawn, out, size, rate, ADD: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr
 ):  # fmt: skip
     """branch / (1 - rate) where the sample was drawn at or above `rate`, else zero; plus x if wanted."""
-    after_the_kernel_before(EARLY)
+    after_the_kernel_before(DEPENDENT)
     sample = tl.program_id(1)
     scale = tl.where(tl.load(drawn + sample) >= rate, 1 / (1 - rate), 0.0)
     start = sample.to(tl.int64) * size

@@ -113,9 +113,9 @@ def backward(given: Given, gradient: Tensor, xbc: Tensor, y: Tensor, *sums: Tens
 @triton.jit
 def _gains(
     dt, dt_bias, a_log, rho, count, distance,
-    ALIGN: tl.constexpr, H: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr,
+    ALIGN: tl.constexpr, H: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    after_the_kernel_before(EARLY)
+    after_the_kernel_before(DEPENDENT)
     first = tl.program_id(0).to(tl.int64) * ROWS
     rows, head = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     inside = (rows < count - first)[:, None] & (head < H)[None, :]
@@ -129,10 +129,10 @@ def _gains(
 def _gain_gradients(
     drho, dt, dt_bias, a_log, ddt, parts, count, blocks, distance, d_distance,
     ALIGN: tl.constexpr, DALIGN: tl.constexpr, H: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    WRITTEN: tl.constexpr, EARLY: tl.constexpr,
+    WRITTEN: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """ddt, of WRITTEN columns of which those beyond H are zero; this program's part of the parameters' gradients."""
-    after_the_kernel_before(EARLY)
+    after_the_kernel_before(DEPENDENT)
     programs = tl.num_programs(0)
     first = tl.program_id(0).to(tl.int64) * ROWS
     rows, head = tl.arange(0, ROWS), tl.arange(0, COLUMNS)

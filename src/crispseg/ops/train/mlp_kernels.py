@@ -49,9 +49,9 @@ def _below(h):
 
 @triton.jit
 def _gelu(
-    h, bias, u, rows, HIDDEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr
+    h, bias, u, rows, HIDDEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPENDENT: tl.constexpr
 ):  # fmt: skip
-    after_the_kernel_before(EARLY)
+    after_the_kernel_before(DEPENDENT)
     first = tl.program_id(0).to(tl.int64) * ROWS
     row, column = tl.arange(0, ROWS), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = (first + row < rows)[:, None] & (column < HIDDEN)[None, :]
@@ -66,10 +66,10 @@ def _gelu(
 @triton.jit
 def _gelu_gradients(
     du, h, bias, g, u, parts, rows, chunk, HIDDEN: tl.constexpr, WIDTH: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """u = gelu(h + bias); dh = du gelu'(h + bias) in du's place; and a part's sums over rows of dh, then of g."""
-    after_the_kernel_before(EARLY)
+    after_the_kernel_before(DEPENDENT)
     part, across = tl.program_id(0).to(tl.int64), tl.cdiv(HIDDEN, COLUMNS)
     count = tl.minimum(chunk, rows - part * chunk).to(tl.int32)
     parts += part * (HIDDEN + WIDTH)

@@ -4,11 +4,13 @@
 #   benchmarks/method_on_gpu.sh DATA WORK OUT share confirm rivals
 #
 # share     lets processes share the GPU at once (CUDA MPS), where that works
-# confirm   what decided with crisp_nano, with SIZE (tiny): six rows, CONFIRM_STEPS (3000) steps, CONFIRM_SEEDS (0 1), five
+# confirm   what decided with crisp_nano, with SIZE (tiny): five rows, CONFIRM_STEPS (3000) steps, CONFIRM_SEEDS (0 1), five
 #           splits
 # rivals    eleven networks, RIVALS_STEPS (2000) steps, RIVALS_SEEDS (0 1 2), both ISPRS fragments and Dubai
-# Each takes MINUTES (8) at most to begin runs. Runs that ended are in OUT/STEP.json; put it to benchmarks/results/STEP/results.json
-# and the next sitting goes on from there. Runs that were cut off go on where WORK is still there.
+# Each takes MINUTES (8) at most to begin runs, and STOP_SECONDS (570) in all: what is under way then is saved. Runs that ended are in
+# OUT/STEP.json; put it to benchmarks/results/STEP/results.json and the next sitting goes on from there. Runs that were cut off go on
+# where WORK is still there. On a new machine the kernels of the first rows take a minute or two: let nothing
+# else that compiles or decodes run beside them, and begin a sitting with fewer steps rather than with runs that do not end.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 . benchmarks/steps.sh
@@ -26,7 +28,7 @@ ablate() {  # STEP, its words
   shift
   mkdir -p "$WORK/$step"
   [ -f "$WORK/$step/results.json" ] || { [ ! -f "$known" ] || cp "$known" "$WORK/$step/"; }
-  "$PYTHON" -m crispseg.cli.main ablate "$step" "$@" --no-bench --keep results --together "${TOGETHER:-8}" --sharing "${SHARING:-6}" \
+  timeout -s TERM -k 60 "${STOP_SECONDS:-570}" "$PYTHON" -m crispseg.cli.main ablate "$step" "$@" --no-bench --keep results --together "${TOGETHER:-8}" --sharing "${SHARING:-6}" \
     --minutes "${MINUTES:-8}" --out "$WORK/$step"
   cp "$WORK/$step/results.json" "$OUT/$step.json"
   cp "$WORK/$step/$step.md" "$OUT/"

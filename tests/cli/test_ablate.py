@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -80,6 +81,30 @@ def test_rows_that_share_batches_give_what_they_give_alone(places, capsys):
     for run in together:
         theirs, ours = (weights_of(places / place / "runs" / run) for place in ("alone", "out"))
         assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
+
+
+def test_rows_that_were_cut_off_go_on_together(places, tmp_path, capsys):
+    """Those left at the same step in one process; what is in results.json is as if nothing had happened."""
+    words = [*ablate(places, str(places / "dco.yaml")), "--sharing", "2"]
+    assert main.main(words) == 0
+    whole = json.loads((places / "out" / "results.json").read_text())["runs"]
+    runs = [path for path in (places / "out" / "runs").iterdir() if path.is_dir()]
+    for run in runs:  # as a killed process leaves it: begun, nothing saved
+        for path in run.iterdir():
+            if path.name not in ("config.yaml", "environment.json", "protocol.json", "data.json"):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for path in (
+        *(places / "out").glob("*.json"),
+        *(places / "out").glob("*.md"),
+        *(places / "out/runs").glob("*.log"),
+    ):
+        path.unlink()
+    capsys.readouterr()
+    assert main.main(words) == 0
+    assert capsys.readouterr().err.count("resumed") == len(runs) == 2
+    assert len(list((places / "out" / "runs").glob("*.log"))) == 1
+    again = json.loads((places / "out" / "results.json").read_text())["runs"]
+    assert [run["result"]["last"] for run in again.values()] == [run["result"]["last"] for run in whole.values()]
 
 
 def test_a_row_that_fails_leaves_those_it_shares_batches_with(places, capsys):

@@ -150,6 +150,29 @@ def test_signals_finish_the_step_save_and_say_how_to_go_on(folder, tmp_path, who
     assert_same_run(out, whole)
 
 
+def test_runs_left_side_by_side_go_on_side_by_side(folder, tmp_path, whole, monkeypatch):
+    outs = [tmp_path / name for name in ("same", "other")]
+    losses = ({}, {"loss": {"orth": 0.0}})
+    configs = [config_from(tiny.settings(folder, out, **MORE, **loss)) for out, loss in zip(outs, losses, strict=True)]
+    monkeypatch.setattr(loop.Trainer, "asked_to_stop", lambda self: self.done == 7)
+    assert not any(result.finished for result in loop.train_together(configs))
+    monkeypatch.undo()
+    assert [result.out for result in loop.resume_together(outs) if result.finished] == outs
+    assert_same_run(outs[0], whole)
+    assert len(loop.resume_together(outs)) == 2  # nothing to do
+
+
+def test_runs_left_at_different_steps_go_on_alone(folder, tmp_path, monkeypatch):
+    outs = [tmp_path / "one", tmp_path / "other"]
+    for out, last in zip(outs, (3, 7), strict=True):
+        monkeypatch.setattr(loop.Trainer, "asked_to_stop", lambda self, last=last: self.done == last)
+        loop.train(config_from(tiny.settings(folder, out, **MORE)))
+    monkeypatch.undo()
+    with pytest.raises(UserError, match="only from the same step"):
+        loop.resume_together(outs)
+    assert all(loop.resume(out).finished for out in outs)
+
+
 def test_the_time_limit_stops_a_run(folder, tmp_path):
     out = tmp_path / "run"
     result = loop.train(config_from(tiny.settings(folder, out, max_minutes=1e-9)))

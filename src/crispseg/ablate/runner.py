@@ -72,7 +72,8 @@ class Worker:
 class Runner:
     """At most `together` at once. Asked to stop, its processes save and end; the same command goes on.
 
-    Up to `sharing` new runs that differ in nothing that makes a batch are one process's, which makes each batch once.
+    Up to `sharing` runs that differ in nothing that makes a batch are one process's, which makes each batch once; runs
+    that were cut off go on so, too.
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class Runner:
                 )
 
     def _groups(self, runs: Sequence[Run]) -> list[list[Run]]:
-        """What a process trains at once, in the order of the runs; a run that was begun goes on by itself."""
+        """What a process trains at once, in the order of the runs: new ones, or some that were begun."""
         groups: list[list[Run]] = []
         open_groups: dict[str, list[Run]] = {}
         for run in runs:
@@ -135,12 +136,11 @@ class Runner:
                 self.say(f"{run.title}: finished already")
                 self._tidy(run)
                 continue
-            key = repr(batch_settings(run.config))
-            if self.sharing > 1 and not _begun(run) and len(open_groups.get(key, [])) in range(1, self.sharing):
+            key = repr((_begun(run), batch_settings(run.config)))
+            if len(open_groups.get(key, [])) in range(1, self.sharing):
                 open_groups[key].append(run)
-                continue
-            groups.append([run])
-            if not _begun(run):
+            else:
+                groups.append([run])
                 open_groups[key] = groups[-1]
         return groups
 
@@ -173,7 +173,8 @@ class Runner:
     def _train(self, runs: list[Run]) -> None:
         """The runs of a group; what all of them say goes to the first one's log."""
         run, begun = runs[0], _begun(runs[0])
-        work = {"resume": str(run.folder)} if begun else {"configs": [str(one.config_file) for one in runs]}
+        names = [str(one.folder if begun else one.config_file) for one in runs]
+        work = {"resume" if begun else "configs": names}
         for one in runs:
             if not begun:
                 write_config(one.config, one.config_file)

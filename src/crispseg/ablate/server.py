@@ -2,8 +2,9 @@
 
 A process of its own for every run would spend longer on starting torch and CUDA than on a short run's steps. Each
 line in is a JSON object, {"configs": [PATH, ...], "words": [...], "log": PATH}: config files of runs, several if they
-share their batches, words for all of them, and where to put what is said; or {"resume": RUN, "words": [...], "log":
-PATH}. Each line out is the exit status.
+share their batches, words for all of them, and where to put what is said; or {"resume": [RUN, ...], "words": [...],
+"log": PATH}. Each line out is the exit status. When whoever told it is gone, in whatever way, a run in progress saves
+and ends: nobody would wait for it, and the same command could not go on while it trains.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ import contextlib
 import gc
 import json
 import os
+import select
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +25,7 @@ from typing import Any
 
 def serve() -> None:
     replies = os.fdopen(os.dup(1), "w")
+    threading.Thread(target=_stop_when_alone, daemon=True).start()
     for line in sys.stdin:
         task = json.loads(line)
         with _written_to(task["log"]):
@@ -28,12 +33,22 @@ def serve() -> None:
         print(status, file=replies, flush=True)
 
 
+def _stop_when_alone() -> None:
+    """The pipe that tasks come through is asked, without reading it, whether it still has another end."""
+    if not hasattr(select, "poll"):
+        return
+    pipe = select.poll()
+    pipe.register(0, 0)
+    pipe.poll()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 def _train(task: dict[str, Any]) -> int:
     from crispseg.train.config import train_config
-    from crispseg.train.loop import resume, train_together
+    from crispseg.train.loop import resume_together, train_together
 
     if "resume" in task:
-        results = [resume(Path(task["resume"]), task["words"])]
+        results = resume_together([Path(run) for run in task["resume"]], task["words"])
     else:
         results = train_together([train_config(path, task["words"]) for path in task["configs"]])
     print(*(result for result in results if result.finished), sep="\n")

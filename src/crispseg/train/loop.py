@@ -97,23 +97,38 @@ def run_trainers(trainers: Sequence[Trainer], outs: Sequence[Path], quiet: bool 
 
 def resume(run: Path, words: Sequence[str] = (), trackers: Iterable[Tracker] = (), *, quiet: bool = False) -> Result:
     """Continue the run in this folder from its last checkpoint (or from the start, when it has none yet)."""
-    path = run / run_folder.CONFIG
-    if not path.exists():
-        raise UserError(f"{run} holds no run to resume: it has no {run_folder.CONFIG}")
-    _refuse_pretraining(run)
-    if (run / run_folder.RESULT).exists():
-        values = run_folder.read_result(run)
-        if not quiet:
-            print(f"{run} is finished already", file=sys.stderr)
-        return Result(run, values, first=is_first())
+    return resume_together([run], words, trackers, quiet=quiet)[0]
+
+
+def resume_together(
+    runs: Sequence[Path], words: Sequence[str] = (), trackers: Iterable[Tracker] = (), *, quiet: bool = False
+) -> list[Result]:
+    """Continue runs that began side by side and were left at the same step; finished ones are left as they are."""
+    for run in runs:
+        if not (run / run_folder.CONFIG).exists():
+            raise UserError(f"{run} holds no run to resume: it has no {run_folder.CONFIG}")
+        _refuse_pretraining(run)
+    finished = [run for run in runs if (run / run_folder.RESULT).exists()]
+    results = {run: Result(run, run_folder.read_result(run), first=is_first()) for run in finished}
+    if finished and not quiet:
+        print(*(f"{run} is finished already" for run in finished), sep="\n", file=sys.stderr)
+    left = [run for run in runs if run not in results]
+    if left:
+        _check_words(words, left[0])
+        with contextlib.ExitStack() as held:
+            for run in left if is_first() else ():
+                held.enter_context(only_one(run, "training"))
+            results |= dict(zip(left, _go_on(left, words, trackers, quiet), strict=True))
+    return [results[run] for run in runs]
+
+
+def _check_words(words: Sequence[str], run: Path) -> None:
     for word in words:
         if word.partition("=")[0] not in MACHINE_KEYS:
             raise UserError(
                 f"a resumed run keeps its config; only {', '.join(MACHINE_KEYS)} may change, not {word!r}. "
                 f"For a new run from these weights give model.weights={run / 'best'}"
             )
-    with only_one(run, "training") if is_first() else contextlib.nullcontext():
-        return _go_on(run, words, trackers, quiet)
 
 
 def _refuse_pretraining(run: Path) -> None:
@@ -127,22 +142,34 @@ def _refuse_pretraining(run: Path) -> None:
         raise UserError(f"{run} is a pretraining run; {how}")
 
 
-def _go_on(run: Path, words: Sequence[str], trackers: Iterable[Tracker], quiet: bool) -> Result:
+def _go_on(runs: Sequence[Path], words: Sequence[str], trackers: Iterable[Tracker], quiet: bool) -> list[Result]:
+    left = [_read(run, words) for run in runs]
+    if len({(repr(batch_settings(config)), state["step"] if state else 0) for config, state in left}) > 1:
+        raise UserError("runs go on side by side only from the same step and with the same batches: resume each alone")
+    first = left[0][0]
+    with join_processes(choose_device(first.device)) as processes, StopRequest().listening() as stop:
+        folder = open_data(first, run_folder.recorded_split(runs[0]))
+        shares = read_labels(folder, processes)
+        trainers = [Trainer(config, folder, processes, stop, shares, trackers) for config, _ in left]
+        for run, trainer, (_, state) in zip(runs, trainers, left, strict=True):
+            if processes.first:
+                remove_leftovers(run)
+            if state is not None:
+                trainer.load(state)
+            if processes.first:
+                check_data(run, describe(folder), str(folder.root))
+        return run_trainers(trainers, runs, quiet)
+
+
+def _read(run: Path, words: Sequence[str]) -> tuple[TrainConfig, State | None]:
+    """Its config, and the checkpoint it goes on from, if there is one."""
     config = config_from(configs.read_yaml(run / run_folder.CONFIG), words)
     _refuse_open_choices(config, run / run_folder.CONFIG)
-    state = load_checkpoint(run / LAST, State) if (run / LAST).exists() else None
-    if state is not None:  # it holds all weights: those the run once began with may be gone
-        config = dataclasses.replace(config, model=dataclasses.replace(config.model, weights=None))
-    with join_processes(choose_device(config.device)) as processes, StopRequest().listening() as stop:
-        folder = open_data(config, run_folder.recorded_split(run))
-        trainer = Trainer(config, folder, processes, stop, read_labels(folder, processes), trackers)
-        if processes.first:
-            remove_leftovers(run)
-        if state is not None:
-            trainer.load(state)
-        if processes.first:
-            check_data(run, describe(folder), str(folder.root))
-        return run_trainers([trainer], [run], quiet)[0]
+    if not (run / LAST).exists():
+        return config, None
+    # it holds all weights: those the run once began with may be gone
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, weights=None))
+    return config, load_checkpoint(run / LAST, State)
 
 
 def _refuse_open_choices(config: TrainConfig, path: Path) -> None:

@@ -41,7 +41,7 @@ DATA = {
             "overlap on the ground and so stay on one side."
         ),
         limits=(
-            "One city in a desert, 36 training images, three bands; the scale is not given and differs between tiles. "
+            "Dubai is one city in a desert, 36 training images; their scale is not given and differs between tiles. "
             "Other places are harder, as far as they were measured: look at the map before using it. The labels are "
             "coarse and uneven; on the validation tiles, for instance, in tracks through the sand (land or road) and "
             "yards between roofs (land or building), so some of what counts as an error is theirs."
@@ -97,7 +97,7 @@ def facts_of(training_data: str) -> DataFacts:
     parts = [DATA[name] for name in dict.fromkeys(names)]
     return DataFacts(
         imagery=", ".join(part.imagery for part in parts),
-        licence="; ".join(part.licence for part in parts),
+        licence="; ".join(dict.fromkeys(part.licence for part in parts)),
         origin="\n\n".join(part.origin for part in parts),
         limits=" ".join(part.limits for part in parts if part.limits),
         chosen_on=parts[0].chosen_on,

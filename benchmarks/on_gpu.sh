@@ -7,7 +7,8 @@
 #
 # warm       compiles the kernels of the steps after it, side by side; half a minute instead of two
 # tests      the tests marked gpu, by SHARES processes side by side, each on its core (all), TESTS_SECONDS at most (400); the
-#            registered models' kernels are compiled first, in PRECOMPILE_SECONDS at most (200)
+#            registered models' kernels are compiled first, in PRECOMPILE_SECONDS at most (200). All take 10 to 12 minutes on 16
+#            cores; BEFORE=LOG leaves out what passed in the log of a call that was cut off
 # kernels    each of our kernels against torch.compile's code for the same formula: ten processes compile side by side,
 #            then one measures
 # profile    where a fused crisp_tiny spends its time
@@ -48,13 +49,15 @@ run_warm() {  # two compiling threads each, as they share the cores; one that ha
   wait
 }
 run_tests() {
-  local files
+  local files tests passed
   # the large models first: the last tests to end should be short ones; others than these may need what is not installed
   files="tests/models/test_registered_gpu.py $(grep -rl "mark\.gpu" tests --include='*.py' | grep -v test_registered_gpu)"
-  timeout -k 5 "${PRECOMPILE_SECONDS:-200}" "$PYTHON" -m tests.models.precompile
+  [ -n "${BEFORE:-}" ] || timeout -k 5 "${PRECOMPILE_SECONDS:-200}" "$PYTHON" -m tests.models.precompile
+  passed=$(sed -n 's/.*PASSED \(tests.*[^ ]\) *$/\1/p' "${BEFORE:-/dev/null}" | sort)
+  mapfile -t tests < <("$PYTHON" -m pytest --collect-only -q -m gpu $files | grep :: | grep -vxFf <(echo "$passed"))
   # without timm most rivals would be passed over, and the run would look complete
   CRISPSEG_TEST_ALL_MODELS=1 OMP_NUM_THREADS=1 timeout -s INT -k 20 "$TESTS_SECONDS" "$PYTHON" -m pytest -n "$SHARES" --dist worksteal -v --tb=short \
-    -m gpu -p no:cacheprovider --durations=30 $files
+    -m gpu -p no:cacheprovider --durations=30 "${tests[@]}"
 }
 run_kernels() {
   for i in $(seq 0 9); do  # a compiling thread each, as they share the cores

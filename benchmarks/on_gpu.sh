@@ -49,12 +49,16 @@ run_warm() {  # two compiling threads each, as they share the cores; one that ha
   wait
 }
 run_tests() {
-  local files tests passed
+  local tests
   # the large models first: the last tests to end should be short ones; others than these may need what is not installed
-  files="tests/models/test_registered_gpu.py $(grep -rl "mark\.gpu" tests --include='*.py' | grep -v test_registered_gpu)"
-  [ -n "${BEFORE:-}" ] || timeout -k 5 "${PRECOMPILE_SECONDS:-200}" "$PYTHON" -m tests.models.precompile
-  passed=$(sed -n 's/.*PASSED \(tests.*[^ ]\) *$/\1/p' "${BEFORE:-/dev/null}" | sort)
-  mapfile -t tests < <("$PYTHON" -m pytest --collect-only -q -m gpu $files | grep :: | grep -vxFf <(echo "$passed"))
+  tests="tests/models/test_registered_gpu.py $(grep -rl "mark\.gpu" tests --include='*.py' | grep -v test_registered_gpu)"
+  mapfile -t tests < <(tr ' ' '\n' <<<"$tests")
+  if [ -n "${BEFORE:-}" ]; then
+    mapfile -t tests < <("$PYTHON" -m pytest --collect-only -q -m gpu "${tests[@]}" | grep :: |
+      grep -vxFf <(sed -n 's/.*PASSED \(tests.*[^ ]\) *$/\1/p' "$BEFORE"))
+  else
+    timeout -k 5 "${PRECOMPILE_SECONDS:-200}" "$PYTHON" -m tests.models.precompile
+  fi
   # without timm most rivals would be passed over, and the run would look complete
   CRISPSEG_TEST_ALL_MODELS=1 OMP_NUM_THREADS=1 timeout -s INT -k 20 "$TESTS_SECONDS" "$PYTHON" -m pytest -n "$SHARES" --dist worksteal -v --tb=short \
     -m gpu -p no:cacheprovider --durations=30 "${tests[@]}"

@@ -259,12 +259,16 @@ def test_what_is_said_of_other_places_was_measured():
         found = measured["confusion"][place]
         return np.array(found["counts"]), found["rows"]
 
-    for place in ("Potsdam at 0.1 m", "Potsdam at 0.3 m", "Christchurch, validation"):
+    for place in ("Potsdam at 0.1 m", "Potsdam at 0.3 m", "Christchurch, validation", "American towns, validation"):
         table, rows = counts(place)
         row = rows.index("building")
         iou = table[row, 0] / (table[row].sum() + table[:, 0].sum() - table[row, 0])
         assert re.search(rf"\b{100 * iou:.0f}\b", said), place
     dubai = counts("Dubai, tiles 1 and 3")[0]
     assert f"{100 * dubai[2, 2] / dubai[2].sum():.0f} % of the roads" in said and dubai[0, 1] > 0.5 * dubai[0].sum()
-    river = measured["ucmerced"]["river"]
-    assert f"{100 * river[3]:.0f} % became vegetation and {100 * river[4]:.0f} % water" in said
+    found, rows = counts("American towns, validation")
+    road = found[rows.index("road")]
+    assert f"in American towns {100 * road[2] / road.sum():.0f} % of them" in said
+    paved = [counts(f"Potsdam at {metres} m")[0][0] for metres in (0.1, 0.2, 0.3)]
+    shares = [100 * row[2] / row.sum() for row in paved]
+    assert f"{min(shares):.0f} to {max(shares):.0f} % is found as road" in said

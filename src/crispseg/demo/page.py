@@ -36,7 +36,7 @@ _CANNOT = (
     "at 0.3 m (patches of 11 m, with little around a roof); in American towns, of which it learnt other parts, 71, in "
     "Christchurch 83.",
     "Streets: in American towns 93 % of them are found, and car parks and drives with them. Of Potsdam's paved ground "
-    "34 to 45 % is found as road, the rest is taken for land or vegetation. In Dubai 39 % of the roads are found.",
+    "35 to 45 % is found as road, the rest is taken for land or vegetation. In Dubai 39 % of the roads are found.",
     "Shadows of tall buildings, which it takes for water.",
     "Large bright roofs: half of Dubai's building pixels are taken for land.",
     "Houses that stand close together: it draws them as one.",

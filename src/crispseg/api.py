@@ -157,7 +157,7 @@ def predict(
     overlap: int | None = None,
     exact: bool = False,
     tta: str = "none",
-    precision: str = "float32",
+    precision: str = "auto",
     device: str | None = None,
     batch_size: int | None = None,
     workers: int | None = None,
@@ -197,7 +197,7 @@ def predict(
         overlap: Least overlap of tiles in pixels; None: a quarter of a tile.
         exact: Run the scene as a single image, without tiles.
         tta: Averaging over views: `none`, `flip` or `d4`.
-        precision: `float32` or `bfloat16`.
+        precision: `float32`, `bfloat16`, or `auto`: bfloat16 where model and device are made for it.
         device: `cpu`, `cuda`, `cuda:1`; None: an accelerator if there is one.
         batch_size: Tiles evaluated together; None: as many as fit into memory.
         workers: Threads that read; None: chosen for the machine.

@@ -43,6 +43,42 @@ def test_a_model_in_the_smallest_parts(small_parts, options, shape):
         assert relative_error(fused(images), truth) < 1e-5
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"fusion": "raw"},
+        {"fusion": "selective"},
+        {"dco": {"residual_readout": "unnormalized", "skip": "before"}},
+        {"dco": False, "neck": "concat"},
+        {"last_stage": "attention"},
+    ],
+)
+@pytest.mark.parametrize("shape", [(1, 3, 70, 90), (3, 3, 37, 53)])
+def test_half_precision_is_no_worse_than_the_model_cast(monkeypatch, small_parts, options, shape):
+    """oneDNN's way is taken on every processor here: where there are no instructions for it, it is imitated."""
+    monkeypatch.setattr(onednn, "multiplies_bfloat16", lambda device: True)
+    model, images = small_crisp(**options), torch.randn(shape)
+    with torch.no_grad():
+        truth = copy.deepcopy(model).double()(images.double())
+        cast = relative_error(copy.deepcopy(model).bfloat16()(images.bfloat16()), truth)
+    taken = []
+    monkeypatch.setattr(onednn, "linear", _noting(taken, "linear", onednn.linear))
+    found = model.fused(torch.bfloat16)(images)
+    assert taken and found.dtype == torch.float32
+    assert relative_error(found, truth) < max(1.5 * cast, 1e-2)
+
+
+def test_without_instructions_for_half_precision_formulas_take_over(monkeypatch):
+    monkeypatch.setattr(onednn, "multiplies_bfloat16", lambda device: False)
+    model, images = small_crisp(), torch.randn(1, 3, 70, 90)
+    taken = []
+    monkeypatch.setattr(onednn, "linear", _noting(taken, "linear", onednn.linear))
+    found = model.fused(torch.bfloat16)(images)
+    assert not taken
+    assert relative_error(found, model.fused()(images)) < 5e-2
+
+
 @pytest.mark.parametrize("tokens", [1, 7, 10])
 @pytest.mark.parametrize(
     "rule", [Rule(), Rule(skip="before"), Rule(residual_readout="unnormalized", skip="before"), Rule(fusion="raw")]

@@ -48,7 +48,7 @@ def test_a_small_image_without_overlap_is_the_model_applied_to_it(image):
     with torch.no_grad():
         best = model(normal)[0].sort(dim=0, descending=True)
     clear = (best.values[0] - best.values[1] > 1e-3).numpy()
-    classes = segment(part, model, overlap=0)
+    classes = segment(part, model, overlap=0, precision="float32")
     np.testing.assert_array_equal(classes[clear], best.indices[0].numpy()[clear])
 
 

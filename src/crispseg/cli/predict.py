@@ -79,7 +79,12 @@ def _add_model(group: Any) -> None:
     group.add_argument(
         "--tta", default="none", choices=("none", "flip", "d4"), help="average over flips, or flips and turns"
     )
-    group.add_argument("--precision", default="float32", choices=("float32", "bfloat16"))
+    group.add_argument(
+        "--precision",
+        default="auto",
+        choices=("auto", "float32", "bfloat16"),
+        help="auto: bfloat16 where model and device are made for it (%(default)s)",
+    )
     group.add_argument("--device", help="cpu, cuda, cuda:1 ... (an accelerator if there is one)")
     group.add_argument("--batch-size", type=int, help="tiles evaluated together (as many as fit in memory)")
     group.add_argument("--workers", type=int, help="threads that read (2; 6 beside a GPU)")

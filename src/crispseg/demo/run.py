@@ -118,9 +118,11 @@ def _make_maps(out: Path, model: SegmentationModel, watcher: Watcher) -> str:
     from crispseg.geo.vectorize import vectorize_map
     from crispseg.predict.batch import predict_scenes
     from crispseg.predict.scene import Request
+    from crispseg.predict.work import Settings
 
     polygons = PolygonChoice(str(out / PACKAGE), _SMALLEST, _DETAIL)
-    request = Request(maps=MapChoice(confidence=True), polygons=polygons)
+    settings = Settings(precision="float32")  # the same figures on every machine
+    request = Request(settings, maps=MapChoice(confidence=True), polygons=polygons)
     target = str(out / MAP)
     report = predict_scenes([str(out / SCENE)], target, model, request, existing="replace", watcher=watcher)
     for _, reason in report.failures:

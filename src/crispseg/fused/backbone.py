@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from crispseg.fused.layers import FusedNorm, Kept, Packed, Product, Ready, aligned, channels_last, linear_gelu, padded
-from crispseg.fused.onednn_mixer import OneDNNMixer
+from crispseg.fused.onednn_mixer import OneDNNMixer, rows
 from crispseg.fused.stages import StageMaps
 from crispseg.ops.common.norm import Norm
 from crispseg.ops.common.precision import sum_dtype
@@ -68,15 +68,29 @@ class FusedMixer(Packed, Ready):
     def make_ready(self) -> OneDNNMixer:
         z, xbc, dt, _ = self._split(self.project)
         project, gate, out = (onednn.Linear.of(matrix.t()) for matrix in (xbc, z, self.out))
-        gains = onednn.Linear.of(dt.t(), self.dt_bias)
-        convolution = onednn.Convolution.of(self.convolution, self.convolution_bias, (1, 1), groups=xbc.shape[1])
+        gains = onednn.Linear.of(dt.t())
+        convolution = onednn.Convolution.of(
+            self.convolution, self.convolution_bias, (1, 1), groups=xbc.shape[1], activation="swish"
+        )
         gates, rate, least = self._gates(), self.a_log.exp(), torch.zeros_like(self.a_log)
         if gates.residual is not None and self.rule.residual_folds:  # into the gain, see `crispseg.ops.nc_ssd.formula`
             rate, least = (1 - gates.residual) * rate, gates.residual
             gates = gates._replace(residual=None)
         norm = Norm(self.norm_weight, self.norm_bias, self.eps)
         return OneDNNMixer(
-            project, gains, gate, out, convolution, least, rate, self.d, gates, self.rule, norm, self.selection
+            project,
+            gains,
+            self.dt_bias,
+            gate,
+            out,
+            convolution,
+            least,
+            rate,
+            self.d,
+            gates,
+            self.rule,
+            norm,
+            self.selection,
         )
 
     def add_to(self, residual: Tensor, normed: Tensor) -> Tensor:
@@ -177,9 +191,7 @@ class FusedBlock(Packed, Ready):
         conv1, conv2, fc1, fc2 = self.ready()
         x = conv1(x)
         x = conv2(self.mixer.add_to(x, layer_norm(x, *start1[2:])))
-        rows = x.view(-1, x.shape[-1])
-        rows.add_(fc2(fc1(layer_norm(rows, *start2[2:]))))
-        return x
+        return fc2.added_to(rows(x), fc1(rows(layer_norm(x, *start2[2:])))).view_as(x)
 
     def _mlp(self, x: Tensor, start: Start) -> Tensor:
         """One kernel, which adds the second bias itself and does without the constant, or three."""
@@ -219,11 +231,10 @@ class FusedStem(Packed, Ready):
 
     def make_ready(self) -> tuple[onednn.Convolution, ...]:
         """The convolutions; each but the third, which a residual follows, ends in a ReLU."""
+        strides, activations = ((2, 2), (1, 1), (1, 1), (2, 2)), ("relu", "relu", "none", "relu")
         return tuple(
-            onednn.Convolution.of(weight, bias, (1, 1), stride, relu=relu)
-            for (weight, bias), stride, relu in zip(
-                self._layers(), ((2, 2), (1, 1), (1, 1), (2, 2)), (True, True, False, True), strict=True
-            )
+            onednn.Convolution.of(weight, bias, (1, 1), stride, activation=activation)
+            for (weight, bias), stride, activation in zip(self._layers(), strides, activations, strict=True)
         )
 
     def _layers(self) -> list[tuple[Tensor, Tensor]]:
@@ -254,7 +265,8 @@ class FusedDownsample(Packed, Ready):
         self.reduce = Product.of(reduce, dtype)
 
     def make_ready(self) -> onednn.Convolution:
-        return onednn.Convolution.of(self.weight, self.bias, (1, 1), (2, 2), groups=self.weight.shape[0], relu=True)
+        channels = self.weight.shape[0]
+        return onednn.Convolution.of(self.weight, self.bias, (1, 1), (2, 2), groups=channels, activation="relu")
 
     def forward(self, x: Tensor) -> Tensor:
         if onednn.applies(x):

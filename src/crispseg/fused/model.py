@@ -112,6 +112,13 @@ def _network(model: SegmentationModel, dtype: torch.dtype) -> tuple[Segmentation
     return model, as_written
 
 
+def wholly_fused(model: nn.Module) -> bool:
+    """Whether `fuse` leaves none of the model's weights in a part that runs as it is written."""
+    parts = tuple(f"{name}." for name in (*dict(_declared(model)), *getattr(model, "training_only", ())))
+    names = [name for name, _ in model.named_parameters()]
+    return bool(names) and all(name.startswith(parts) for name in names)
+
+
 def _declared(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """The outermost parts that say what takes their place."""
     for name, child in module.named_children():

@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 
 class OneDNNMixer(NamedTuple):
     project: onednn.Linear  # to xBC
-    gains: onednn.Linear  # to dt
+    gains: onednn.Linear  # to dt, but for its bias
+    dt_bias: Tensor
     gate: onednn.Linear  # to z
     out: onednn.Linear
-    convolution: onednn.Convolution
+    convolution: onednn.Convolution  # ends in SiLU
     least: Tensor  # (H,), likewise `rate`: the gain of a token is least + softplus(dt) rate
     rate: Tensor
     d: Tensor
@@ -35,37 +36,42 @@ class OneDNNMixer(NamedTuple):
     selection: Selection | None
 
     def add_to(self, residual: Tensor, normed: Tensor) -> Tensor:
-        """The residual with the mixer's result added, in place."""
+        """The residual with the mixer's result added. What is multiplied has the precision of `normed`; sums over
+        tokens and gains have float32."""
         v, b, c, rho = self._tokens(normed)
         state = _by_halves(v, b, rho, self.gates, self.rule)
-        queries = queries_of(c, state, self.rule)
+        queries = queries_of(c, state, self.rule, products=c.dtype)
         sums = sums_of(queries, state) if self.gates.use_mean else None
         y = read_queries(v, queries, self.d, state, sums, self.gates, self.rule)
         y = self.norm(y.view(*normed.shape[:-1], -1)).mul_(_on_rows(self.gate, normed))
-        return residual.add_(_on_rows(self.out, y))
+        return self.out.added_to(rows(residual), rows(y)).view_as(residual)
 
     def _tokens(self, normed: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """V (B, L, H, P), B and C (B, L, N), rho (B, L, H)."""
         inner, heads = self.norm.weight.shape[0], self.d.shape[0]
-        xbc = self.convolution(_on_rows(self.project, normed))
-        xbc = functional.silu(xbc, inplace=True).flatten(1, 2)
+        xbc = self.convolution(_on_rows(self.project, normed)).flatten(1, 2)
         v, b, c = xbc.tensor_split((inner, (inner + xbc.shape[-1]) // 2), dim=-1)
         if self.selection is not None:
             b, c = self.selection(b, c)
-        dt = _on_rows(self.gains, normed).flatten(1, 2)
+        dt = _on_rows(self.gains, normed).flatten(1, 2) + self.dt_bias
         rho = torch.addcmul(self.least, functional.softplus(dt), self.rate)
         return v.unflatten(-1, (heads, -1)), b, c, rho
 
 
+def rows(x: Tensor) -> Tensor:
+    """A map (B, H, W, C) as (n, C)."""
+    return x.reshape(-1, x.shape[-1])
+
+
 def _on_rows(step: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """A step that takes rows (n, C), on a map."""
-    return step(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
+    """A step that takes rows, on a map."""
+    return step(rows(x)).view(*x.shape[:-1], -1)
 
 
 def _by_halves(v: Tensor, b: Tensor, rho: Tensor, gates: Gates, rule: Rule) -> State:
     """`accumulate`, with halves of the tokens as images of their own: torch shares one long sum badly among threads."""
     batch, tokens = b.shape[:2]
     parts = math.gcd(tokens, 2)
-    halves = accumulate(*(x.reshape(parts * batch, -1, *x.shape[2:]) for x in (v, b, rho)), gates, rule)
+    halves = accumulate(*(x.reshape(parts * batch, -1, *x.shape[2:]) for x in (v, b, rho)), gates, rule, b.dtype)
     sums: list[Any] = [None if x is None else x.unflatten(0, (batch, parts)).sum(1) for x in halves[:-1]]
     return State._make([*sums, tokens])

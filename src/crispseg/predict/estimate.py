@@ -43,7 +43,7 @@ def estimate_scene(path: str, model: SegmentationModel, request: Request) -> tup
     """What the scene takes in tiles; the scene is closed again."""
     scene = open_scene(path, model, request.reading)
     try:
-        settings = request.settings
+        settings = request.settings.settled(model)
         plan = make_plan(scene.grid.height, scene.grid.width, settings.tile, settings.overlap)
         evaluator = Evaluator(model, find_device(settings.device), settings.tta, settings.precision)
         seconds, evaluation = _one_tile(scene, plan, evaluator)

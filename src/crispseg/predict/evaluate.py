@@ -13,6 +13,7 @@ from torch import Tensor
 
 from crispseg.errors import UserError, unknown
 from crispseg.models.base import SegmentationModel
+from crispseg.ops.common.hardware import multiplies_bfloat16
 
 CERTAIN = 32767  # the whole number that stands for probability one; the largest of 16 bits
 TTA = ("none", "flip", "d4")
@@ -108,9 +109,10 @@ def whole_numbers_(probabilities: Tensor, views: int = 1) -> Tensor:
 
 
 def _fastest(model: SegmentationModel, device: torch.device, precision: str) -> Callable[[Tensor], Tensor]:
-    """The fused model; in half precision on a CPU, which it is not made for, the model as it is."""
+    """The fused model; in half precision on a CPU that has no instructions for it, the model as it is."""
     half = precision == "bfloat16"
-    if next(model.parameters(), None) is None or (half and device.type != "cuda"):
+    slow = half and device.type == "cpu" and not multiplies_bfloat16(device)
+    if slow or next(model.parameters(), None) is None:
         return model
     return model.fused(torch.bfloat16 if half else torch.float32)
 

@@ -111,6 +111,7 @@ def predict_scene(
     where they belong, if that is not on this machine. `item` is the STAC item the scene came from.
     """
     landing = landing or Landing()
+    request = dataclasses.replace(request, settings=request.settings.settled(model))
     scene = open_scene(path, model, request.reading)
     try:
         watcher.say(scene.told)

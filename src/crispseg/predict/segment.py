@@ -44,7 +44,7 @@ def segment(
     tile: int = 1024,
     overlap: int | None = None,
     tta: str = "none",
-    precision: str = "float32",
+    precision: str = "auto",
     device: str | None = None,
     batch_size: int | None = None,
     workers: int | None = None,
@@ -73,7 +73,7 @@ def segment(
         tile: Side of a tile in pixels.
         overlap: Least overlap of tiles in pixels; None: a quarter of a tile.
         tta: Averaging over views of the image: `none`, `flip` (4 views) or `d4` (8).
-        precision: `float32` or `bfloat16`.
+        precision: `float32`, `bfloat16`, or `auto`: bfloat16 where model and device are made for it.
         device: `cpu`, `cuda`, `cuda:1`; None: see `model`.
         batch_size: Tiles evaluated together; None: as many as fit into memory.
         workers: Threads that read; None: chosen for the machine.
@@ -95,7 +95,7 @@ def segment(
     for remark in remarks:
         warnings.warn(remark, stacklevel=2)
     plan = make_plan(source.height, source.width, tile, overlap)
-    settings = Settings(tile, overlap, tta, precision, device, exact)
+    settings = Settings(tile, overlap, tta, precision, device, exact).settled(model)
     was_training = model.training
     classes = np.empty((source.height, source.width), np.uint8)
     try:

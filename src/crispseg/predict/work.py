@@ -7,13 +7,17 @@ from collections.abc import Callable, Generator
 
 import torch
 
-from crispseg.errors import UserError
+from crispseg.errors import UserError, unknown
+from crispseg.fused.model import wholly_fused
 from crispseg.models.base import SegmentationModel
+from crispseg.ops.common.hardware import multiplies_bfloat16
 from crispseg.predict.bands import Pace, finished_bands
-from crispseg.predict.evaluate import Evaluator
+from crispseg.predict.evaluate import PRECISIONS, Evaluator
 from crispseg.predict.plan import ScenePlan
 from crispseg.raster.products import Band, Products
 from crispseg.raster.source import Source
+
+AUTO = "auto"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,9 +27,18 @@ class Settings:
     tile: int = 1024
     overlap: int | None = None  # None: a quarter of the tile
     tta: str = "none"  # or "flip", "d4"
-    precision: str = "float32"  # or "bfloat16"
+    precision: str = "auto"  # or "float32", "bfloat16"
     device: str | None = None  # None: an accelerator if there is one
     exact: bool = False  # the scene as one image instead of tiles
+
+    def settled(self, model: SegmentationModel) -> Settings:
+        """With the precision that `auto` stands for: bfloat16 where model and device are made for it."""
+        if self.precision not in (AUTO, *PRECISIONS):
+            raise unknown("precision", self.precision, (AUTO, *PRECISIONS))
+        if self.precision != AUTO:
+            return self
+        half = not self.exact and wholly_fused(model) and multiplies_bfloat16(find_device(self.device))
+        return dataclasses.replace(self, precision="bfloat16" if half else "float32")
 
 
 @dataclasses.dataclass

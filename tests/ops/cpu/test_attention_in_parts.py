@@ -14,6 +14,28 @@ from tests.conftest import relative_error
 pytestmark = pytest.mark.skipif(why_not_on_a_cpu("onednn") is not None, reason="needs torch with oneDNN")
 
 
+@pytest.mark.parametrize("numbers", [1, 40, 10**6])
+@torch.no_grad()
+def test_in_half_precision(monkeypatch, numbers):
+    """As near to float64 as rounding inputs and results lets it be; weights add up in float32."""
+    monkeypatch.setattr(attention_in_parts, "_NUMBERS", numbers)
+    pixels, (keys, values, queries) = torch.randn(2, 60, 8), torch.randn(3, 2, 3, 2, 8)
+    added, (bias, weight, shift) = torch.randn(2, 3, 2), torch.randn(3, 8)
+    projection, prototypes = torch.randn(2, 5, 8), torch.randn(2, 4, 3, 4)
+    given = (pixels, keys, added, values, bias, weight, shift, queries, projection, prototypes)
+    pixels, keys, added, values, bias, weight, shift, queries, projection, prototypes = (x.bfloat16() for x in given)
+    writing = Writing(keys, added, values, bias, Norm(weight, shift, 1e-5))
+    images = attention_in_parts.split(pixels.clone())
+    written, read = attention_in_parts.write_and_read(images, writing, queries, projection)
+    cosines = attention_in_parts.best_cosines(written, prototypes, 7.0)
+    truth = pixels_attend_tokens(*(x.double() for x in (pixels, keys, added, values, bias, weight, shift)), 1e-5)
+    found = torch.stack([torch.cat(list(parts)) for parts in written])
+    assert found.dtype == read.dtype == torch.bfloat16 and cosines.dtype == torch.float32
+    assert relative_error(found, truth) < 1e-2
+    assert relative_error(read, read_pixels(queries.double(), truth, projection.double())) < 3e-2
+    assert relative_error(cosines, best_cosines(truth.view(2, -1, 4), prototypes.double(), 7.0)) < 2e-2
+
+
 @pytest.mark.parametrize("scale", [1.0, 1e3])
 @pytest.mark.parametrize("numbers", [1, 40, 10**6])
 @torch.no_grad()

@@ -1,8 +1,8 @@
-"""Attention between few tokens and many pixels (see `infer/pixel_attention.py`) part by part, on a CPU in float32.
+"""Attention between few tokens and many pixels (see `infer/pixel_attention.py`) part by part, on a CPU.
 
 For inference only. A part of the image is small enough for the cache: it is read from memory once, updated by what
 its pixels get from the tokens, and read by the tokens' next queries at once. The softmax over all pixels is put
-together from the parts', each of which subtracts its own maximum.
+together from the parts', each of which subtracts its own maximum, in float32.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from crispseg.ops.common.norm import Norm
+from crispseg.ops.common.precision import widened
 from crispseg.ops.cpu import onednn
 
 _NUMBERS = 2**20  # of a part: 4 MB
@@ -71,7 +72,7 @@ def write_and_read(
 class _Update(NamedTuple):
     keys: Tensor  # (T * heads, D)
     added: Tensor  # (T * heads, 1)
-    values: Tensor
+    values: Tensor  # (D, T * heads)
     tokens: int
     norm: Norm
 
@@ -80,24 +81,24 @@ class _Update(NamedTuple):
         """A head's weights add up to one, so what is added to all of its values is added to each pixel: the bias."""
         values = torch.cat([writing.values[:, :1] + writing.bias, writing.values[:, 1:]], dim=1)
         keys, added = writing.keys.flatten(0, 1), writing.added.reshape(-1, 1)
-        return cls(keys, added, values.flatten(0, 1), len(writing.keys), writing.norm)
+        return cls(keys, added, values.flatten(0, 1).t().contiguous(), len(writing.keys), writing.norm)
 
     def __call__(self, part: Tensor) -> Tensor:
         # Pixels come last, so that the softmax over tokens runs along them: they are given as the product's weights.
         scores = onednn.linear(self.keys, part).add_(self.added)  # (T * heads, n)
         weights = scores.view(self.tokens, -1).softmax(0).view_as(scores).t()
-        return self.norm(part.addmm_(weights, self.values))
+        return self.norm(onednn.linear_added_to(part, weights, self.values))
 
 
 def _read(part: Tensor, queries: Tensor) -> _Sums:
     scores = onednn.linear(queries, part)  # (T * heads, n): as above
     largest = scores.amax(1)
     weights = scores.sub_(largest[:, None]).exp_()
-    return _Sums(largest, weights.sum(1), weights @ part)
+    return _Sums(*map(widened, (largest, weights.sum(1), onednn.linear(weights, part.t()))))
 
 
 def _joined(images: Sequence[Sequence[_Sums]], queries: Tensor, projection: Tensor) -> Tensor:
-    means = torch.stack([_mean(parts) for parts in images]).view(queries.shape)
+    means = torch.stack([_mean(parts) for parts in images]).to(queries.dtype).view(queries.shape)
     return torch.einsum("bthd,hwd->bthw", means, projection).flatten(2)
 
 
@@ -109,7 +110,7 @@ def _mean(parts: Sequence[_Sums]) -> Tensor:
 
 
 def best_cosines(images: Sequence[Parts], prototypes: Tensor, scale: float) -> Tensor:
-    """As `matching.best_cosines`, of pixels that each have one or more descriptors side by side."""
+    """As `matching.best_cosines`, of pixels that each have one or more descriptors side by side; in float32."""
     classes, width = prototypes.shape[1], prototypes.shape[3]
     normal = functional.normalize(prototypes, dim=-1).flatten(1, 2)  # (B, classes * K, d)
     rows = [
@@ -121,5 +122,5 @@ def best_cosines(images: Sequence[Parts], prototypes: Tensor, scale: float) -> T
 
 def _best(descriptors: Tensor, prototypes: Tensor, classes: int) -> Tensor:
     products = onednn.linear(prototypes, descriptors)  # (classes * K, n)
-    best = products.unflatten(0, (classes, -1)).amax(1)
-    return best.div_(torch.linalg.vector_norm(descriptors, dim=-1).clamp_(min=1e-12))
+    best = widened(products.unflatten(0, (classes, -1)).amax(1))
+    return best.div_(torch.linalg.vector_norm(descriptors, dim=-1, dtype=best.dtype).clamp_(min=1e-12))

@@ -1,4 +1,4 @@
-"""Products and convolutions in float32 on a CPU with weights laid out for oneDNN beforehand. Inference only.
+"""Products and convolutions on a CPU with weights laid out for oneDNN beforehand. Inference only.
 
 torch's own products are those of another library, which is slower on some processors, and its convolutions lay their
 weights out anew at each call. The operators that do better are the ones that torch.compile ends up with; they are
@@ -14,23 +14,29 @@ import dataclasses
 import torch
 from torch import Tensor
 
+from crispseg.ops.common.hardware import multiplies_bfloat16
 from crispseg.ops.dispatch import why_not_on_a_cpu
 
 _PLAIN = (Tensor, torch.nn.Parameter)  # not what stands for a tensor while something is traced
 
 
 def applies(*tensors: Tensor, way: str = "onednn") -> bool:
-    """Whether these tensors can be worked on here: float32 on a CPU, no gradient asked for, and nobody is tracing,
-    exporting, compiling or counting operations, or has switched this way off."""
+    """Whether these tensors can be worked on here: on a CPU, of one precision that it multiplies in, no gradient asked
+    for, and nobody is tracing, exporting, compiling or counting operations, or has switched this way off."""
     return (
         not torch.compiler.is_compiling()
         and not torch.is_grad_enabled()
-        and all(type(x) in _PLAIN and x.device.type == "cpu" and x.dtype == torch.float32 for x in tensors)
+        and all(type(x) in _PLAIN and x.device.type == "cpu" and x.dtype == tensors[0].dtype for x in tensors)
+        and _multiplies(tensors[0].dtype)
         and torch._C._get_mkldnn_enabled()
         and torch._C._len_torch_dispatch_stack() == 0
         and why_not_on_a_cpu(way) is None
         and not torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
     )
+
+
+def _multiplies(dtype: torch.dtype) -> bool:
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and multiplies_bfloat16(torch.device("cpu")))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +55,9 @@ class Linear:
     def __call__(self, rows: Tensor) -> Tensor:
         return linear(rows, self.weight, self.bias, self.activation)
 
+    def added_to(self, residual: Tensor, rows: Tensor) -> Tensor:
+        return linear_added_to(residual, rows, self.weight, self.bias)
+
 
 def linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "none") -> Tensor:
     """oneDNN's product of rows and a weight (out, in) as it is: laying the weight out is part of every call."""
@@ -56,16 +65,23 @@ def linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None, activation:
     return y
 
 
+def linear_added_to(residual: Tensor, rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """residual (n, out) + `linear`, in one pass."""
+    y: Tensor = torch.ops.mkldnn._linear_pointwise.binary(rows, residual, weight, bias, "add")
+    return y
+
+
 @dataclasses.dataclass(frozen=True)
 class Convolution:
-    """A convolution of maps (B, H, W, C) of one or more groups of channels."""
+    """A convolution of maps (B, H, W, C) of one or more groups of channels, through an activation: "none", "relu" or
+    "swish", which torch calls SiLU."""
 
     weight: Tensor
     bias: Tensor | None
     padding: tuple[int, int]
     stride: tuple[int, int]
     groups: int
-    relu: bool
+    activation: str
 
     @classmethod
     def of(
@@ -75,14 +91,14 @@ class Convolution:
         padding: tuple[int, int],
         stride: tuple[int, int] = (1, 1),
         groups: int = 1,
-        relu: bool = False,
+        activation: str = "none",
         size: tuple[int, int] = (64, 64),
     ) -> Convolution:
         """weight (out, in / groups, h, w). Maps may be of any size; those not far from `size` need no other layout."""
         channels_last = weight.contiguous(memory_format=torch.channels_last)
         usual = (1, weight.shape[1] * groups, *size)
         laid_out = torch.ops.mkldnn._reorder_convolution_weight(channels_last, padding, stride, (1, 1), groups, usual)
-        return cls(laid_out, bias, padding, stride, groups, relu)
+        return cls(laid_out, bias, padding, stride, groups, activation)
 
     def __call__(self, x: Tensor) -> Tensor:
         y: Tensor = torch.ops.mkldnn._convolution_pointwise(
@@ -93,7 +109,7 @@ class Convolution:
             self.stride,
             (1, 1),
             self.groups,
-            "relu" if self.relu else "none",
+            self.activation,
             [],
             "",
         )

@@ -131,9 +131,9 @@ def same_convolution(weight: Tensor, bias: Tensor | None, relu: bool) -> Winogra
     height, width = weight.shape[2:]
     channels = weight.shape[:2]
     suits = (height, width) == (3, 3) and min(channels) >= LEAST_CHANNELS and max(channels) <= MOST_CHANNELS
-    if suits and why_not_on_a_cpu("winograd") is None:
+    if suits and weight.dtype == torch.float32 and why_not_on_a_cpu("winograd") is None:
         return Winograd.of(weight, bias, relu)
-    return onednn.Convolution.of(weight, bias, (height // 2, width // 2), relu=relu)
+    return onednn.Convolution.of(weight, bias, (height // 2, width // 2), activation="relu" if relu else "none")
 
 
 def _tiles(x: Tensor, down: int, across: int) -> Tensor:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from crispseg.ops.common.precision import sum_dtype, without_autocast
+from crispseg.ops.common.precision import sum_dtype, widened, without_autocast
 from crispseg.ops.dispatch import FLOATS, operator
 from crispseg.ops.nc_ssd.spec import Gates, Rule, normaliser_floor, positive_feature
 
@@ -62,10 +62,16 @@ def add_query_sums(x: QuerySums, y: QuerySums) -> QuerySums:
 
 
 @without_autocast
-def accumulate(v: Tensor, b: Tensor, rho: Tensor, gates: Gates, rule: Rule) -> State:
-    """The state of a part of the image: v (B, L, H, P), b (B, L, N), rho (B, L, H)."""
+def accumulate(
+    v: Tensor, b: Tensor, rho: Tensor, gates: Gates, rule: Rule, products: torch.dtype | None = None
+) -> State:
+    """The state of a part of the image: v (B, L, H, P), b (B, L, N), rho (B, L, H).
+
+    `products` is the precision of what is multiplied; that of the sums unless told.
+    """
     batch, tokens = b.shape[:2]
-    b = b.to(sum_dtype(b.dtype))
+    wide = sum_dtype(b.dtype)
+    b = b.to(products or wide)
     v, rho = v.to(b.dtype), rho.to(b.dtype)
     key = _feature(b) if rule.fusion == "normalized" else b
     gain, residual = rho, None
@@ -78,9 +84,9 @@ def accumulate(v: Tensor, b: Tensor, rho: Tensor, gates: Gates, rule: Rule) -> S
             residual = _outer_sum(read_by, ((1 - rho)[..., None] * v).reshape(batch, tokens, -1))
     return State(
         kv=_outer_sum(key, (gain[..., None] * v).reshape(batch, tokens, -1)),
-        k=key.sum(1) if rule.fusion == "normalized" else None,
+        k=key.sum(1, dtype=wide) if rule.fusion == "normalized" else None,
         residual=residual,
-        v=v.sum(1).flatten(1) if rule.skip == "before" else None,
+        v=v.sum(1, dtype=wide).flatten(1) if rule.skip == "before" else None,
         tokens=tokens,
     )
 
@@ -98,7 +104,9 @@ def read_out(v: Tensor, c: Tensor, d: Tensor, state: State, sums: QuerySums | No
 
 
 def sums_of(queries: Queries, state: State) -> QuerySums:
-    return QuerySums(queries.row.sum(1), queries.plain.sum(1) if state.residual is not None else None)
+    wide = state.kv.dtype
+    plain = queries.plain.sum(1, dtype=wide) if state.residual is not None else None
+    return QuerySums(queries.row.sum(1, dtype=wide), plain)
 
 
 def read_queries(
@@ -106,15 +114,17 @@ def read_queries(
 ) -> Tensor:
     batch, tokens, heads, width = v.shape
     amplify, shift = _affine(state, sums, d, gates, heads, width)
-    kv = state.kv if amplify is None else state.kv * amplify
-    out = torch.bmm(queries.row, kv) if shift is None else torch.baddbmm(shift[:, None], queries.row, kv)
+    dtype = queries.row.dtype
+    kv = (state.kv if amplify is None else state.kv * amplify).to(dtype)
+    out = torch.bmm(queries.row, kv) if shift is None else torch.baddbmm(shift[:, None].to(dtype), queries.row, kv)
     if state.residual is not None:
         g = _per_channel(gates.residual, heads, width)
-        out = out + torch.bmm(queries.plain, state.residual * (g if amplify is None else g * amplify))
-    skip = _per_channel(d.to(out.dtype), heads, width)
+        residual = state.residual * (g if amplify is None else g * amplify)
+        out = out + torch.bmm(queries.plain, residual.to(dtype))
+    skip = _per_channel(d.to(state.kv.dtype), heads, width)
     if rule.skip == "before" and amplify is not None:
         skip = skip * amplify
-    return out.addcmul_(v.to(out.dtype).flatten(2), skip).view(batch, tokens, heads, width)
+    return out.addcmul_(v.to(dtype).flatten(2), skip.to(dtype)).view(batch, tokens, heads, width)
 
 
 def ncssd(
@@ -167,16 +177,17 @@ def _add(x: Tensor | None, y: Tensor | None) -> Tensor | None:
 
 
 def _outer_sum(key: Tensor, values: Tensor) -> Tensor:
-    return torch.bmm(key.transpose(1, 2), values)  # (B, N, L) x (B, L, H*P)
+    return widened(torch.bmm(key.transpose(1, 2), values))  # (B, N, L) x (B, L, H*P)
 
 
-def queries_of(c: Tensor, state: State, rule: Rule) -> Queries:
+def queries_of(c: Tensor, state: State, rule: Rule, products: torch.dtype | None = None) -> Queries:
+    """`products`: as `accumulate`'s."""
     eps = normaliser_floor(c.dtype)
-    c = c.to(sum_dtype(c.dtype))
+    c = c.to(products or sum_dtype(c.dtype))
     if state.k is None:
         return Queries(c, _feature(c) if rule.residual_readout == "elu" and state.residual is not None else c)
     query = _feature(c)
-    return Queries(query / torch.bmm(query, state.k[..., None]).clamp(min=eps), query)
+    return Queries(query / torch.bmm(query, state.k[..., None].to(query.dtype)).clamp(min=eps), query)
 
 
 def _feature(x: Tensor) -> Tensor:

@@ -152,6 +152,7 @@ def predict(
     resolution: float | str | None = None,
     pixel_size: float | None = None,
     require_crs: bool = False,
+    nodata: float | None = None,
     any_values: bool = False,
     tile: int = 1024,
     overlap: int | None = None,
@@ -192,6 +193,7 @@ def predict(
             None: the scene's where the model has seen such pixels, else the nearest that it has.
         pixel_size: What a pixel measures in metres, where a scene has no reference system that tells it.
         require_crs: Refuse scenes without a reference system.
+        nodata: A number that stands for no data, where a scene does not say so.
         any_values: Take pixels that cannot be of the kind the model was trained on (16 bit for an 8-bit model).
         tile: Side of a tile in pixels.
         overlap: Least overlap of tiles in pixels; None: a quarter of a tile.
@@ -234,7 +236,7 @@ def predict(
         raise UserError("min_area and simplify shape the polygons; name their file with polygons")
     request = Request(
         Settings(tile, overlap, tta, precision, device, exact),
-        Reading(tuple(map(str, bands)), resolution, require_crs, any_values=any_values, pixel_size=pixel_size),
+        Reading(tuple(map(str, bands)), resolution, require_crs, (), any_values, pixel_size, nodata),
         MapChoice(confidence, probabilities, boundaries, compress),
         PolygonChoice(polygons, min_area, simplify) if polygons else None,
         Pace(batch_size, workers),

@@ -180,6 +180,39 @@ def test_sixteen_bits_for_an_eight_bit_model_are_refused(tmp_path):
     assert open_scene(small, bytes_model(), Reading()).warnings == ()
 
 
+def test_a_filler_that_the_file_does_not_name_is_told_and_can_be_named(tmp_path):
+    """Black collars of orthophotos were mapped as water, without a word."""
+    pixels = random_pixels(3, 200, 200, high=255)
+    pixels[:, :, :70] = 0
+    path = write_raster(tmp_path / "a.tif", pixels, **UTM)
+    (warning,) = open_scene(path, bytes_model(), Reading()).warnings
+    assert "is 0 in all bands at 3 of the 9 places looked at" in warning and "--nodata 0 leaves" in warning
+    scene = open_scene(path, bytes_model(), Reading(nodata=0.0))
+    assert scene.warnings == ()
+    present = scene.source.read(Window(0, 0, 200, 200)).present
+    assert not present[:, :70].any() and present[:, 70:].all()
+    assert open_scene(path, bytes_model(), Reading(nodata=-9999.0)).warnings == (warning,)
+    with pytest.raises(UserError, match="nodata is a finite number, not nan: NaN and infinity are no data anyway"):
+        Reading(nodata=float("nan"))
+
+
+def test_what_is_refused_for_its_filler_alone_says_so(tmp_path):
+    pixels = random_pixels(3, 200, 200, np.uint16, high=255)
+    pixels[:, :, :70] = 65535
+    path = write_raster(tmp_path / "a.tif", pixels, **UTM)
+    with pytest.raises(UserError, match=r"does not suit the model: .* --nodata 65535 leaves such pixels out"):
+        open_scene(path, bytes_model(), Reading())
+    assert open_scene(path, bytes_model(), Reading(nodata=65535.0)).warnings == ()
+
+
+def test_a_filler_beside_the_one_that_the_file_names(tmp_path):
+    pixels = random_pixels(3, 20, 20, high=255)
+    pixels[:, :, :5], pixels[:, :, 5:9], pixels[0, :, 9] = 0, 255, 255
+    path = write_raster(tmp_path / "a.tif", pixels, nodata=0, **UTM)
+    present = open_scene(path, bytes_model(), Reading(nodata=255.0)).source.read(Window(0, 0, 20, 20)).present
+    assert not present[:, :9].any() and present[:, 9:].all(), "a pixel has data while a band has"
+
+
 def test_a_fourth_band_of_shades_is_not_alpha(tmp_path):
     """GDAL takes the fourth of four byte bands for alpha, and near infrared is dark over water: it was cut out."""
     colours = [ColorInterp.red, ColorInterp.green, ColorInterp.blue, ColorInterp.alpha]

@@ -71,6 +71,16 @@ def test_masked_transparent_and_not_a_number_are_no_data(image):
     assert (classes == 255).sum() == 1
 
 
+@pytest.mark.parametrize("form", ["array", "picture", "file"])
+def test_a_number_is_no_data_if_its_user_says_so(image, tmp_path, form):
+    image = np.maximum(image, 1)
+    image[:10] = 0
+    Image.fromarray(image).save(tmp_path / "a.png")
+    given = {"array": image, "picture": Image.fromarray(image), "file": tmp_path / "a.png"}[form]
+    missing = crispseg.segment(given, StandIn(), nodata=0) == 255
+    assert missing[:10].all() and not missing[10:].any()
+
+
 def test_one_band_and_palette_pictures():
     grey = np.random.default_rng(0).integers(0, 90, (20, 30)).astype(np.uint8)
     expected = np.abs(grey.astype(int)[None] - 20 * np.arange(5)[:, None, None]).argmin(axis=0)

@@ -63,6 +63,9 @@ def _add_reading(group: Any) -> None:
         "--pixel-size", type=float, metavar="M", help="what a pixel measures, where a scene has no reference system"
     )
     group.add_argument(
+        "--nodata", type=float, metavar="VALUE", help="a number that stands for no data, where a scene does not say so"
+    )
+    group.add_argument(
         "--any-values", action="store_true", help="take pixels unlike those the model was trained on (16 for 8 bit)"
     )
     group.add_argument("--asset", default="", metavar="KEY", help="which asset of STAC items to read")
@@ -174,6 +177,7 @@ def make_request(args: argparse.Namespace) -> Request:
             _words(args.allow_drivers),
             args.any_values,
             args.pixel_size,
+            args.nodata,
         ),
         MapChoice(args.confidence, args.probabilities, args.boundaries, args.compress),
         PolygonChoice(args.polygons, args.min_area, args.simplify) if args.polygons else None,

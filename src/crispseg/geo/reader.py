@@ -31,7 +31,8 @@ class RasterSource:
 
     Each thread has its own handle, so that blocks are decoded at the same time; but a file stored in full rows is read
     through one, whose cache then holds the rows of all tiles side by side. `bands` counts from 1; a palette image
-    counts as its colours: red, green, blue.
+    counts as its colours: red, green, blue. `nodata` is a number that stands for no data beside what the file says; of
+    a palette image it is an index.
     """
 
     def __init__(
@@ -41,11 +42,13 @@ class RasterSource:
         fill: tuple[float, ...],
         expand_palette: bool = False,
         drivers: tuple[str, ...] = (),
+        nodata: float | None = None,
     ):
         # absolute, so that a worker started elsewhere finds it
         self.path = os.path.abspath(path) if os.path.exists(path) else path
         self.bands, self.fill, self.drivers = bands, fill, drivers
         self.expand_palette = expand_palette
+        self._nodata = int(nodata) if nodata is not None and nodata == int(nodata) else nodata
         self._open_handles()
         with open_raster(path, drivers) as dataset:
             self.height, self.width = dataset.height, dataset.width
@@ -113,10 +116,15 @@ class RasterSource:
             has_data = colours[3] > 0
             if self._masked:
                 has_data &= dataset.read_masks(1, window=where) > 0
+            if self._nodata is not None:
+                has_data &= index != self._nodata
             values = colours[[band - 1 for band in self.bands]]
             return values, np.broadcast_to(has_data, values.shape)
         values = dataset.read(self.bands, window=where)
         has_data = dataset.read_masks(self.bands, window=where) > 0 if self._masked else None
+        if self._nodata is not None:
+            known = values != self._nodata
+            has_data = known if has_data is None else has_data & known
         if self._alpha:
             opaque = np.broadcast_to(dataset.read(self._alpha, window=where) > 0, values.shape)
             has_data = opaque if has_data is None else has_data & opaque

@@ -19,7 +19,7 @@ from crispseg.geo.stac.read import SourceItem, is_catalogue, read_catalogue
 from crispseg.geo.store import gdal_name, is_remote
 from crispseg.models.base import SegmentationModel
 from crispseg.raster import values
-from crispseg.raster.source import Source
+from crispseg.raster.source import Pixels, Source
 from crispseg.reading import list_folder
 
 # What is taken from a folder; a file named by itself may have any name.
@@ -31,7 +31,7 @@ class Reading:
     """How scenes are read.
 
     `resolution` is what to resample to (see `geo.scale.at_scale`), `pixel_size` how many metres the pixels of scenes
-    measure that have no reference system to tell it.
+    measure that have no reference system to tell it, `nodata` a number that stands for no data beside what scenes say.
     """
 
     bands: tuple[str, ...] = ()
@@ -40,9 +40,11 @@ class Reading:
     drivers: tuple[str, ...] = ()  # of GDAL, allowed beside the usual ones
     any_values: bool = False  # show the model pixels unlike those it was trained on, with a warning
     pixel_size: float | None = None
+    nodata: float | None = None
 
     def __post_init__(self) -> None:
         check_scale(self.resolution, self.pixel_size)
+        values.check_nodata(self.nodata)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,15 +119,17 @@ def open_scene(path: str, model: SegmentationModel, reading: Reading) -> Scene:
         colours = palette(dataset) is not None and model.in_channels != 1
         chosen = choose_bands(path, band_names(dataset, colours), model, reading.bands)
         warnings = [*chosen.warnings, *alpha_of_shades(path, dataset)]
-    source = RasterSource(path, chosen.bands, fill, colours, reading.drivers)
+    source = RasterSource(path, chosen.bands, fill, colours, reading.drivers, reading.nodata)
     grid = source.grid
     if not grid.crs and reading.require_crs:
         raise UserError(f"{path} has no coordinate reference system; assign one, or drop --require-crs")
-    warnings += _check_values(path, source, model, reading)
+    looked_at = [source.read(window) for window in values.some_windows(source.height, source.width)]
+    filler = values.tell_filler(path, looked_at)
+    warnings += _check_values(path, source, looked_at, filler, model, reading)
     grid, remarks = state_size(path, grid, reading.pixel_size)
     seen = at_scale(path, source, grid, model, reading.resolution)
     told = f"{path}: {chosen.told()}; {source.dtype}, {tell_scale(grid, seen.grid)}"
-    about_image = (*warnings, *remarks, *seen.remarks)
+    about_image = (*warnings, *remarks, *seen.remarks, *filler)
     about_place = _about_place(path, grid, model, reading)
     return Scene(path, seen.source, seen.grid, source.files, about_image, about_place, chosen.bands, told)
 
@@ -142,16 +146,22 @@ def _about_place(path: str, grid: Grid, model: SegmentationModel, reading: Readi
     return tuple(lines)
 
 
-def _check_values(path: str, source: RasterSource, model: SegmentationModel, reading: Reading) -> list[str]:
+def _check_values(
+    path: str,
+    source: RasterSource,
+    looked_at: Sequence[Pixels],
+    filler: Sequence[str],
+    model: SegmentationModel,
+    reading: Reading,
+) -> list[str]:
     """Refuse pixels that are not of the kind the model was trained on."""
     dtype = np.dtype(np.uint8 if source.expand_palette else source.dtype)
     if not values.may_differ(model.info, dtype):
         return []
-    pixels = [source.read(window) for window in values.some_windows(source.height, source.width)]
-    sample = np.concatenate([each.values[:, each.present] for each in pixels], axis=1)
+    sample = np.concatenate([each.values[:, each.present] for each in looked_at], axis=1)
     reason = values.unfit(model.info, dtype, sample)
     if reason and not reading.any_values:
-        raise values.refusal(path, reason)
+        raise values.refusal(path, "; ".join([reason, *filler]))
     return [f"{path} does not suit the model: {reason}; the map means little"] if reason else []
 
 

@@ -41,6 +41,7 @@ def segment(
     *,
     resolution: float | str | None = None,
     pixel_size: float | None = None,
+    nodata: float | None = None,
     tile: int = 1024,
     overlap: int | None = None,
     tta: str = "none",
@@ -70,6 +71,7 @@ def segment(
         resolution: Show the image with so many metres per pixel, `"model"`: with the model's own, `"scene"`: as it is;
             None: as it is where the model has seen such pixels, else with the nearest that it has.
         pixel_size: What a pixel measures in metres, where the image does not tell it.
+        nodata: A number that stands for no data, where the image does not tell it.
         tile: Side of a tile in pixels.
         overlap: Least overlap of tiles in pixels; None: a quarter of a tile.
         tta: Averaging over views of the image: `none`, `flip` (4 views) or `d4` (8).
@@ -82,6 +84,7 @@ def segment(
             are refused otherwise.
     """
     check_scale(resolution, pixel_size)
+    values.check_nodata(nodata)
     if isinstance(model, SegmentationModel):
         device = device or _device_of(model)
     elif model is not None:
@@ -91,7 +94,7 @@ def segment(
         warnings.warn(told, stacklevel=2)
     check_card(model)
     check_tile(tile)
-    source, remarks = _source(image, model, _Shown(resolution, pixel_size, any_values))
+    source, remarks = _source(image, model, _Shown(resolution, pixel_size, any_values, nodata))
     for remark in remarks:
         warnings.warn(remark, stacklevel=2)
     plan = make_plan(source.height, source.width, tile, overlap)
@@ -115,6 +118,7 @@ class _Shown(NamedTuple):
     resolution: float | str | None
     pixel_size: float | None
     any_values: bool
+    nodata: float | None
 
 
 def _device_of(model: SegmentationModel) -> str:
@@ -127,10 +131,10 @@ def _source(image: Any, model: SegmentationModel, shown: _Shown) -> tuple[Source
     if isinstance(image, str | os.PathLike):
         return _file_source(os.fspath(image), model, shown)
     if hasattr(image, "convert") and hasattr(image, "getbands"):
-        return _at_scale("the image", _picture_source(image, model), model, shown)
+        return _at_scale("the image", _picture_source(image, model, shown), model, shown)
     if not isinstance(image, np.ndarray):
         raise UserError(f"an image must be an array, a PIL image or a path, not {type(image).__name__}")
-    source = ArraySource(np.ma.getdata(image), model.info.mean, _present(image))
+    source = ArraySource(np.ma.getdata(image), model.info.mean, _present(image, shown.nodata))
     if not shown.any_values and values.may_differ(model.info, image.dtype):
         windows = values.some_windows(source.height, source.width)
         pixels = [source.read(window) for window in windows]
@@ -150,7 +154,9 @@ def _at_scale(name: str, source: Source, model: SegmentationModel, shown: _Shown
     return scaled.source, scaled.remarks
 
 
-def _present(image: NDArray[Any]) -> NDArray[np.bool_] | None:
+def _present(image: NDArray[Any], nodata: float | None) -> NDArray[np.bool_] | None:
+    if nodata is not None:
+        image = np.ma.masked_where(np.ma.getdata(image) == nodata, image)
     if not isinstance(image, np.ma.MaskedArray):
         return None
     has_data = ~np.ma.getmaskarray(image)
@@ -167,7 +173,7 @@ def _file_source(path: str, model: SegmentationModel, shown: _Shown) -> tuple[So
             raise UserError(f"there is no file {path}") from None
         try:
             with Image.open(path, formats=_FORMATS) as picture:
-                return _at_scale(path, _picture_source(picture, model), model, shown)
+                return _at_scale(path, _picture_source(picture, model, shown), model, shown)
         except (*DAMAGE, Image.DecompressionBombError) as error:
             raise UserError(f"{path} cannot be read as an image: {reason(error)}") from error
     from crispseg.geo.scenes import Reading, open_scene
@@ -176,11 +182,12 @@ def _file_source(path: str, model: SegmentationModel, shown: _Shown) -> tuple[So
     return scene.source, scene.about_image
 
 
-def _picture_source(picture: Image.Image, model: SegmentationModel) -> Source:
+def _picture_source(picture: Image.Image, model: SegmentationModel, shown: _Shown) -> Source:
     """A PIL image; palettes are expanded and an alpha channel says where there is data."""
     if picture.mode == "P" and model.in_channels != 1:
         picture = picture.convert("RGBA" if "transparency" in picture.info else "RGB")
     pixels = np.asarray(picture)
     if picture.mode in ("LA", "RGBA") and pixels.shape[2] == model.in_channels + 1:
-        return ArraySource(pixels[:, :, :-1], model.info.mean, pixels[:, :, -1] > 0)
-    return ArraySource(pixels, model.info.mean)
+        clear = np.broadcast_to(pixels[:, :, -1:] == 0, (*pixels.shape[:2], model.in_channels))
+        pixels = np.ma.masked_where(clear, pixels[:, :, :-1])
+    return ArraySource(np.ma.getdata(pixels), model.info.mean, _present(pixels, shown.nodata))

@@ -3,7 +3,9 @@ map that looks like one and means nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,11 +13,12 @@ from numpy.typing import NDArray
 
 from crispseg.errors import UserError
 from crispseg.models.base import ModelInfo
-from crispseg.raster.source import Window
+from crispseg.raster.source import Pixels, Window
 
 _BRIGHTEST = 255.0  # of 8-bit pixels
 _SHARE = 1.5  # reflectances and other shares are not above it
 _FAR = 20.0  # standard deviations between the means of scene and model that no other light explains
+_FLAT = 32 * 32  # pixels of one number are no picture of anything
 _SIDE, _ACROSS = 64, 3  # of the windows looked at, and how many in each direction
 
 
@@ -54,6 +57,23 @@ def unfit(info: ModelInfo, dtype: np.dtype[Any], sample: NDArray[Any]) -> str:
             f"{info.mean[band]:g} with a standard deviation of {info.std[band]:g}"
         )
     return ""
+
+
+def check_nodata(nodata: float | None) -> None:
+    """Refuse what no comparison finds; NaN and infinity are no data without being named."""
+    if nodata is not None and not math.isfinite(nodata):
+        raise UserError(f"nodata is a finite number, not {nodata}: NaN and infinity are no data anyway")
+
+
+def tell_filler(name: str, looked_at: Sequence[Pixels]) -> list[str]:
+    """What to say of windows that hold one and the same number all over, as collars and gaps of mosaics do."""
+    large = [each for each in looked_at if each.present.size >= _FLAT and each.present.all()]
+    flat = Counter(float(each.values.flat[0]) for each in large if np.ptp(each.values) == 0)
+    return [
+        f"{name} is {value:g} in all bands at {count} of the {len(looked_at)} places looked at, and does not call that "
+        f"no data: it is mapped as a picture of something; --nodata {value:g} leaves such pixels out"
+        for value, count in flat.items()
+    ]
 
 
 def refusal(name: str, reason: str) -> UserError:

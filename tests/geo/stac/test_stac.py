@@ -73,6 +73,22 @@ def test_an_item_a_search_result_and_a_collection_name_the_same_scenes(tmp_path)
     assert len(both) == 3, "each scene once"
 
 
+@pytest.mark.parametrize("kind", ["Feature", "FeatureCollection", "Catalog"])
+def test_a_catalogue_in_the_current_folder(tmp_path, monkeypatch, kind):
+    """`crisp predict search.json` looked for the scenes in the root of the disk."""
+    item = make_item(tmp_path, "a", href="a.tif").to_dict()
+    catalogue = pystac.Catalog("towns", "some towns").to_dict()
+    catalogue["links"] += [{"rel": "item", "href": "a.json", "type": "application/json"}]
+    save(tmp_path / "a.json", item)
+    whole = {"Feature": item, "FeatureCollection": {"type": kind, "features": [item]}, "Catalog": catalogue}[kind]
+    save(tmp_path / "search.json", whole)
+    monkeypatch.chdir(tmp_path)
+    (found,) = find_scenes(["search.json"], "visual")
+    assert found.path == str(tmp_path / "a.tif")
+    named = {"Feature": "search.json", "Catalog": "a.json"}.get(kind)
+    assert found.item.href == (str(tmp_path / named) if named else ""), "the map's item leads to it from any folder"
+
+
 def test_names_that_are_no_file_names(tmp_path):
     item = make_item(tmp_path, "a")
     item.id = "S2A_32/../x: y"

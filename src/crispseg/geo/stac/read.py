@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -48,6 +49,7 @@ def need_pystac() -> Any:
 def read_catalogue(word: str, asset: str = "") -> list[ItemScene]:
     """One scene for each item; `asset` names the one to read, which may be left out where there is but one raster."""
     values = _read(word)
+    word = _with_folder(word)
     kind = values.get("type") if isinstance(values, dict) else None
     pystac = need_pystac()
     try:
@@ -62,6 +64,11 @@ def read_catalogue(word: str, asset: str = "") -> list[ItemScene]:
         return _scenes(word, items, asset)
     except (pystac.STACError, pystac.STACTypeError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{word} cannot be read as STAC: {' '.join(str(error).split())}") from error
+
+
+def _with_folder(word: str) -> str:
+    """Beside a bare `search.json` pystac takes names for those of the root; and a map's item may lie elsewhere."""
+    return word if store.is_remote(word) else os.path.abspath(word.removeprefix("file://"))
 
 
 def _scenes(word: str, items: Iterable[Any], asset: str) -> list[ItemScene]:

@@ -69,6 +69,22 @@ def test_across_the_date_line():
     assert all(part.bounds[2] - part.bounds[0] < 0.2 for part in outline.geoms)
 
 
+@pytest.mark.parametrize(
+    ("left", "width", "expected"),
+    [
+        (179.99, 0.02, [(-180, -179.99), (179.99, 180)]),  # Fiji in degrees
+        (190, 0.02, [(-170, -169.98)]),  # longitudes from 0 to 360
+        (-180, 360, [(-180, 180)]),  # the whole world is no crossing
+        (0, 360, [(-180, 0), (0, 180)]),
+    ],
+)
+def test_degrees_across_the_date_line(left, width, expected):
+    """They stayed beyond 180 degrees; and a map of the world failed with a TopologyException."""
+    grid = Grid(1, 100, (width / 100, 0, left, 0, -1.0, -17.0), rasterio.CRS.from_epsg(4326).to_wkt())
+    parts = sorted(shapely.get_parts(footprint(grid)), key=lambda part: part.bounds[0])
+    np.testing.assert_allclose([part.bounds[::2] for part in parts], expected, atol=1e-9)
+
+
 def test_geoparquet(class_map, tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
     assert vectorize_map(class_map, str(tmp_path / "map.parquet")) == 2

@@ -27,10 +27,13 @@ def to_lonlat(polygons: NDArray[Any], grid: Grid) -> NDArray[Any]:
         return polygons
     moved = shapely.transform(shapely.segmentize(polygons, _longest_side(grid)), lambda points: _lonlat(points, grid))
     moved = shapely.orient_polygons(moved)
-    bounds = shapely.bounds(moved)
-    across = np.flatnonzero(bounds[:, 2] - bounds[:, 0] > 180)
-    for k in across:
-        moved[k] = _cut_at_date_line(moved[k])
+    west, _, east, _ = shapely.bounds(moved).T
+    if not grid.is_geographic:  # what seems to go round the world crosses 180 degrees
+        for k in np.flatnonzero(east - west > 180):
+            moved[k] = _cut_at_date_line(shapely.transform(moved[k], _from_zero))
+    else:  # its longitudes go on beyond 180 degrees, and may well go round the world
+        for k in np.flatnonzero((west < -180) | (east > 180)):
+            moved[k] = _cut_at_date_line(moved[k])
     return moved
 
 
@@ -63,16 +66,19 @@ def _lonlat(points: NDArray[np.float64], grid: Grid) -> NDArray[np.float64]:
     return np.round(np.array(moved).T, _DECIMALS)
 
 
+def _from_zero(points: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Longitudes from 0 to 360 degrees."""
+    return np.column_stack([np.where(points[:, 0] < 0, points[:, 0] + 360, points[:, 0]), points[:, 1]])
+
+
 def _cut_at_date_line(polygon: Any) -> Any:
-    """A polygon that seems to go round the world crosses 180 degrees: its two parts, each on its own side."""
+    """A polygon with longitudes beyond 180 degrees: its parts, each on its own side."""
     import shapely
 
-    east = shapely.transform(
-        polygon, lambda p: np.column_stack([np.where(p[:, 0] < 0, p[:, 0] + 360, p[:, 0]), p[:, 1]])
-    )
+    west, _, east, _ = polygon.bounds
     parts = []
-    for west_edge, shift in ((0.0, 0.0), (180.0, 360.0)):
-        half = shapely.intersection(east, shapely.box(west_edge, -90, west_edge + 180, 90))
-        moved = shapely.transform(half, lambda p, shift=shift: p - [shift, 0.0])
+    for turn in range(math.floor((west + 180) / 360), math.ceil((east + 180) / 360)):
+        half = shapely.intersection(polygon, shapely.box(360 * turn - 180, -90, 360 * turn + 180, 90))
+        moved = shapely.transform(half, lambda p, turn=turn: p - [360.0 * turn, 0.0])
         parts += [part for part in shapely.get_parts(moved) if part.geom_type == "Polygon" and not part.is_empty]
     return shapely.orient_polygons(shapely.MultiPolygon(parts))

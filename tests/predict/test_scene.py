@@ -444,6 +444,37 @@ def test_polygons_that_cannot_be_written_are_noticed_before_the_first_tile(tmp_p
     assert files_in(tmp_path) == ["place", "scene.tif"]
 
 
+SITE = rasterio.CRS.from_wkt('LOCAL_CS["site",UNIT["metre",1],AXIS["x",EAST],AXIS["y",NORTH]]')
+
+
+@pytest.mark.parametrize(
+    ("polygons", "stac", "reason"),
+    [
+        (
+            "geojson",
+            False,
+            "no longitudes and latitudes",
+        ),
+        ("gpkg", True, "no longitudes and latitudes"),
+        ("parquet", False, "GeoParquet needs pyarrow"),
+    ],
+)
+def test_formats_that_cannot_be_written_are_refused_before_the_first_tile(
+    tmp_path, monkeypatch, polygons, stac, reason
+):
+    """They were refused after a night's work; and the other format that was advised began anew."""
+    if stac:
+        pytest.importorskip("pystac")
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    smooth_scene(tmp_path / "scene.tif", crs=SITE, transform=UTM["transform"])
+    request = dataclasses.replace(SMALL, polygons=PolygonChoice(polygons), stac=stac)
+    model = StandIn()
+    model.forward = lambda image: pytest.fail("a tile was computed")
+    report = predict_scenes([str(tmp_path / "scene.tif")], str(tmp_path / "map.tif"), model, request)
+    assert reason in report.failures[0][1]
+    assert files_in(tmp_path) == ["scene.tif"]
+
+
 def test_existing_maps_are_refused_skipped_or_replaced(tmp_path):
     scene, _ = smooth_scene(tmp_path / "scene.tif")
     target = tmp_path / "map.tif"

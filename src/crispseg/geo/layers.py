@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from crispseg.errors import UserError
 from crispseg.geo.grid import Grid
-from crispseg.geo.lonlat import to_lonlat
+from crispseg.geo.lonlat import check_on_earth, to_lonlat
 from crispseg.geo.ogr import heeding_failures
 from crispseg.geo.style import Style, add_style_to_geopackage
 
@@ -39,7 +39,24 @@ class Layer(Protocol):
         ...
 
 
+def check_layer(path: Path, grid: Grid) -> None:
+    """Refuse, before a scene is computed, what could not be written when it is."""
+    if path.suffix.lower() == ".parquet":
+        _need_pyarrow()
+    if path.suffix.lower() == ".geojson" and grid.crs:
+        check_on_earth(grid)
+
+
+def _need_pyarrow() -> Any:
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise UserError("GeoParquet needs pyarrow: pip install 'crispseg[parquet]', or write .fgb") from None
+    return pyarrow
+
+
 def open_layer(path: Path, grid: Grid, style: Style) -> Layer:
+    check_layer(path, grid)
     if path.suffix == ".geojson":
         return _GeoJson(path, grid)
     if path.suffix == ".parquet":
@@ -132,11 +149,7 @@ class _GeoParquet:
     """GeoParquet 1.1: geometry as WKB, the reference system as PROJJSON, one row group per batch."""
 
     def __init__(self, path: Path, grid: Grid):
-        try:
-            import pyarrow.parquet
-        except ImportError:
-            raise UserError("GeoParquet needs pyarrow: pip install 'crispseg[parquet]', or write .fgb") from None
-        self._arrow, self.path, self.grid = pyarrow, path, grid
+        self._arrow, self.path, self.grid = _need_pyarrow(), path, grid
         self._writer: Any = None
 
     def append(self, polygons: Polygons, columns: Columns) -> None:

@@ -8,11 +8,35 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from crispseg.errors import UserError
 from crispseg.geo.grid import Grid
 
 _DECIMALS = 9  # of a degree: a tenth of a millimetre
 _EARTH_RADIUS = 6.4e6  # metres
 _LONGEST_GEOGRAPHIC = 1.0  # degrees between points of an outline that is on a geographic grid already
+
+
+def on_earth(crs: str, x: float, y: float) -> bool:
+    """Whether a place has a longitude and a latitude: in reference systems of a site of its own none has."""
+    from rasterio._err import CPLE_BaseError
+    from rasterio.crs import CRS
+    from rasterio.errors import RasterioError
+    from rasterio.warp import transform
+
+    try:
+        transform(CRS.from_user_input(crs), CRS.from_epsg(4326), [x], [y])
+    except (CPLE_BaseError, RasterioError):
+        return False
+    return True
+
+
+def check_on_earth(grid: Grid) -> None:
+    """Refuse a scene that has no longitudes and latitudes."""
+    if not on_earth(grid.crs, *grid.ground(grid.width / 2, grid.height / 2)):
+        raise UserError(
+            "its coordinates have no longitudes and latitudes (the reference system is of a place of its own, or ends "
+            "before it), which GeoJSON and STAC items need; write polygons to .gpkg or .fgb, and no STAC item"
+        )
 
 
 def to_lonlat(polygons: NDArray[Any], grid: Grid) -> NDArray[Any]:

@@ -17,6 +17,8 @@ from crispseg.files import write_text
 from crispseg.fingerprint import stamps
 from crispseg.geo import store
 from crispseg.geo.landing import Landing, check_room
+from crispseg.geo.layers import check_layer
+from crispseg.geo.lonlat import check_on_earth
 from crispseg.geo.maps import Legend, MapChoice, style_paths, write_maps
 from crispseg.geo.polygons import PolygonChoice, polygon_file, write_polygons
 from crispseg.geo.regions import MapRows, in_parts
@@ -121,6 +123,7 @@ def predict_scene(
         outputs = request.outputs(target)
         refuse_inputs(outputs.values(), scene.files)
         _refuse_remote_input(outputs, landing, path)
+        _check_writable_as(outputs, scene)
         check_room(target.parent, least_bytes(plan, model, request))
         job = {**_job(scene, legend, model, request, outputs), "item": config.to_dict(item) if item else None}
         journal = Journal(target, job, plan, request.products, model.num_classes)
@@ -136,6 +139,14 @@ def predict_scene(
             journal.release()
     finally:
         scene.source.close()
+
+
+def _check_writable_as(outputs: Mapping[str, Path], scene: Scene) -> None:
+    """What would fail after the last tile fails before the first."""
+    if "polygons" in outputs:
+        check_layer(outputs["polygons"], scene.grid)
+    if "stac" in outputs and scene.grid.crs:
+        check_on_earth(scene.grid)
 
 
 def least_bytes(plan: ScenePlan, model: SegmentationModel, request: Request) -> int:

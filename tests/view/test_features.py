@@ -4,10 +4,13 @@ import json
 
 import numpy as np
 import pytest
+import rasterio
 
 from crispseg.errors import UserError
+from crispseg.geo.vectorize import vectorize_map
 from crispseg.view.features import Features
 from crispseg.view.rasters import Raster
+from crispseg.view.scene import Files, Scene
 from crispseg.view.space import Box
 from tests.geo.rasters import UTM, write_raster
 
@@ -53,3 +56,15 @@ def test_a_shape_that_reaches_beyond_the_world_is_left_out(tmp_path):
     path = tmp_path / "p.geojson"
     path.write_text(json.dumps({"type": "FeatureCollection", "features": features}))
     assert len(Features(str(path), reference).inside(WORLD, 12)["features"]) == 1
+
+
+def test_a_map_in_a_reference_system_of_its_own_is_shown_pixel_by_pixel(tmp_path):
+    """Photogrammetry without control points writes LOCAL_CS: a traceback of PROJ's."""
+    crs = rasterio.CRS.from_wkt('LOCAL_CS["site",UNIT["metre",1],AXIS["x",EAST],AXIS["y",NORTH]]')
+    place = {"crs": crs, "transform": UTM["transform"]}
+    path = write_raster(tmp_path / "map.tif", np.eye(16, dtype=np.uint8), **place)
+    vectorize_map(path, str(tmp_path / "map.gpkg"))
+    image = write_raster(tmp_path / "image.tif", np.ones((3, 16, 16), np.uint8), **place)
+    scene = Scene(Files((path,), image, polygons=str(tmp_path / "map.gpkg")))
+    assert scene.reference.in_pixels and scene.image.raster.box == scene.reference.box
+    assert len(Features(str(tmp_path / "map.gpkg"), scene.reference).inside(scene.reference.box, 18)["features"]) > 10

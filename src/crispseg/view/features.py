@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from crispseg.errors import UserError
 from crispseg.geo.labels.layers import check_vector_file, explaining_polygons
+from crispseg.geo.lonlat import on_earth
 from crispseg.view.rasters import Raster
 from crispseg.view.space import PIXEL, TILE, Box, to_degrees
 
@@ -33,8 +34,8 @@ class Features:
             if not drawn:
                 raise UserError(f"{path} has no layer with shapes to draw")
             self.layer = drawn[0]
-            about = pyogrio.read_info(path, layer=self.layer)
-        self.crs = about["crs"] or ""
+            about = pyogrio.read_info(path, layer=self.layer, force_total_bounds=True)
+        self.crs = _crs_on_earth(about)
         self.columns = [str(name) for name in about["fields"]]
         if self.crs and reference.in_pixels:
             raise UserError(
@@ -102,6 +103,15 @@ class Features:
             return np.array([to_degrees(x * PIXEL, -y * PIXEL) for x, y in zip(columns, rows, strict=True)])
         xs, ys = transform(self.crs or self.reference.grid.crs, "EPSG:4326", points[:, 0], points[:, 1])
         return np.stack([xs, ys], axis=1)
+
+
+def _crs_on_earth(about: dict[str, Any]) -> str:
+    """The layer's reference system; none where it is of a site of its own, as the map's is then."""
+    crs, bounds = about["crs"] or "", about["total_bounds"]
+    if not crs or bounds is None or not np.isfinite(bounds).all():
+        return str(crs)
+    west, south, east, north = map(float, bounds)
+    return str(crs) if on_earth(crs, (west + east) / 2, (south + north) / 2) else ""
 
 
 def _drawable(shapes: NDArray[Any], farthest: float = np.finfo(np.float64).max) -> NDArray[Any]:

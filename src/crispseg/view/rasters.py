@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from crispseg.errors import UserError
 from crispseg.geo.gdal import bounded_cache, quiet
 from crispseg.geo.grid import Grid
+from crispseg.geo.lonlat import on_earth
 from crispseg.geo.reader import grid_of, open_raster
 from crispseg.view.space import PIXEL, TILE, Box, tile_box, to_degrees, to_metres, zoom_for
 
@@ -26,7 +28,8 @@ class Raster:
     """A file that is shown. Threads read through handles of their own; a file that changes is opened anew.
 
     `beside` is the map that the scene is about: where it has no reference system all is shown pixel by pixel, and a
-    file that has none itself but the map's size lies where the map lies.
+    file that has none itself but the map's size lies where the map lies. A reference system of a site of its own, which
+    no longitudes belong to, counts as none.
     """
 
     def __init__(self, path: str, beside: Raster | None = None) -> None:
@@ -43,6 +46,8 @@ class Raster:
             raise UserError(
                 f"{path} is placed by control points alone; make a map of it first: gdalwarp {path} out.tif"
             )
+        if own.crs and not on_earth(own.crs, *own.ground(own.width / 2, own.height / 2)):
+            own = dataclasses.replace(own, crs="")
         self._lies_like = None if beside is None else _place(path, own, beside)
         self.grid = self._lies_like or own
         if beside is not None and not self.box.overlaps(beside.box):

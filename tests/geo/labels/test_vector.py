@@ -127,6 +127,16 @@ def test_any_kind_of_file_that_ogr_reads(ortho, tmp_path, name):
     assert (whole_mask(tmp_path / "data") != expected(SHAPES, IDS)).sum() <= 3
 
 
+def test_polygons_that_cannot_be_brought_onto_the_image(tmp_path, capfd):
+    """A traceback of PROJ's, after a page of JSON: the image is in a reference system of its own."""
+    crs = rasterio.CRS.from_wkt('LOCAL_CS["site",UNIT["metre",1],AXIS["x",EAST],AXIS["y",NORTH]]')
+    image = write_raster(tmp_path / "image.tif", random_pixels(3, 64, 64), crs=crs, transform=UTM["transform"])
+    labels = draw(tmp_path / "labels.gpkg", [shapely.box(1, 1, 9, 9)], ["a"])
+    with pytest.raises(UserError, match=r"is in EPSG:32633, which cannot be brought onto .*image.tif in site; draw"):
+        prepare(image, labels, tmp_path / "data")
+    assert "ERROR" not in capfd.readouterr().err
+
+
 def test_a_reference_system_that_the_file_does_not_say(ortho, tmp_path):
     labels = draw(tmp_path / "labels.gpkg", SHAPES, CLASSES, crs=None)
     prepare(ortho, labels, tmp_path / "data", chip=0, labels_crs="EPSG:32633")

@@ -81,14 +81,14 @@ class LabelLayer:
 
         self._check_reference(grid, name)
         columns = [word for word in dict.fromkeys((self.field, self.order)) if word]
-        meta, features, geometry, data = self._read(columns, bbox=self.bounds(grid))
+        meta, features, geometry, data = self._read(columns, bbox=self.bounds(grid, name))
         fields = dict(zip(meta["fields"], data, strict=True))
         values = np.array(
             [_plain(v) for v in fields[self.field].tolist()] if self.field else [1] * len(features), object
         )
         ranks = self._ranks(fields[self.order], features) if self.order else features.astype(float)
         polygons = self._mended(shapely.from_wkb(geometry, on_invalid="ignore"), features)
-        polygons = self._on_pixels(polygons, features, grid)
+        polygons = self._on_pixels(polygons, features, grid, name)
         keep = ~(shapely.is_missing(polygons) | shapely.is_empty(polygons))
         keep &= shapely.intersects(shapely.box(0, 0, grid.width, grid.height), polygons)
         self.faults.add(UNNAMED, features[keep & np.array([v is None for v in values], bool)])
@@ -137,8 +137,10 @@ class LabelLayer:
 
         return bool(grid.crs) and CRS.from_user_input(self.crs) != CRS.from_wkt(grid.crs)
 
-    def bounds(self, grid: Grid) -> tuple[float, float, float, float]:
+    def bounds(self, grid: Grid, name: str) -> tuple[float, float, float, float]:
         """The image's outline in the layer's reference system."""
+        import rasterio
+        from rasterio._err import CPLE_BaseError
         from rasterio.crs import CRS
         from rasterio.errors import RasterioError
         from rasterio.warp import transform_bounds
@@ -149,10 +151,14 @@ class LabelLayer:
             return left, bottom, right, top
         try:
             there = CRS.from_user_input(self.crs)
-            moved: Any = transform_bounds(CRS.from_wkt(grid.crs), there, left, bottom, right, top, densify_pts=21)
+            with rasterio.Env():  # without it GDAL prints its errors, too
+                moved: Any = transform_bounds(CRS.from_wkt(grid.crs), there, left, bottom, right, top, densify_pts=21)
             return moved
-        except RasterioError as error:
-            raise UserError(f"{self.path}: {short_crs(self.crs)} cannot be brought onto the image: {error}") from error
+        except (RasterioError, CPLE_BaseError) as error:
+            raise UserError(
+                f"{self.path} is in {short_crs(self.crs)}, which cannot be brought onto {name} in "
+                f"{short_crs(grid.crs)}; draw the polygons in the image's own reference system"
+            ) from error
 
     def _mended(self, polygons: NDArray[Any], features: NDArray[np.int64]) -> NDArray[Any]:
         import shapely
@@ -173,11 +179,11 @@ class LabelLayer:
         polygons[hollow] = None
         return polygons
 
-    def _on_pixels(self, polygons: NDArray[Any], features: NDArray[np.int64], grid: Grid) -> NDArray[Any]:
+    def _on_pixels(self, polygons: NDArray[Any], features: NDArray[np.int64], grid: Grid, name: str) -> NDArray[Any]:
         import shapely
 
         if self.is_elsewhere(grid):
-            left, bottom, right, top = self.bounds(grid)
+            left, bottom, right, top = self.bounds(grid, name)
             pixel = max((right - left) / grid.width, (top - bottom) / grid.height)
             polygons = shapely.segmentize(polygons, pixel * _DENSIFY_PIXELS)
         moved = shapely.transform(polygons, lambda points: self._pixels(points, grid))

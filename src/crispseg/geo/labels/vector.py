@@ -137,7 +137,7 @@ class _Work:
     def why_nothing(self, orthos: Sequence[Ortho]) -> str:
         bounds = self.layer.info.get("total_bounds")
         first = orthos[0]
-        here = ", ".join(f"{x:.6g}" for x in self.layer.bounds(first.grid))
+        here = ", ".join(f"{x:.6g}" for x in self.layer.bounds(first.grid, first.path))
         drawn = ", ".join(f"{x:.6g}" for x in bounds) if bounds is not None else "unknown places"
         system = f" (both in {short_crs(self.layer.crs)})" if self.layer.crs else ""
         return (

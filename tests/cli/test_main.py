@@ -46,6 +46,14 @@ def test_every_verb_has_help(verb, capsys):
     assert f"usage: crisp {verb}" in capsys.readouterr().out
 
 
+def test_names_that_begin_with_a_dash_follow_two(tmp_path, monkeypatch, capsys):
+    """argparse said that SCENE is required."""
+    monkeypatch.chdir(tmp_path)
+    for words in (["predict", "-o", "map.tif", "--", "-x.tif"], ["predict", "-o", "maps", "--", "-x.tif", "a.tif"]):
+        assert main(words) == 1
+        assert "-x.tif: there is no file -x.tif" in capsys.readouterr().err
+
+
 def test_models(capsys):
     assert main(["models", "crisp_n*", "--quick"]) == 0
     assert capsys.readouterr().out == "crisp_nano\n"

@@ -75,7 +75,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run_verb(verb: str, words: list[str]) -> int:
-    args = verb_parser(verb).parse_intermixed_args(words)
+    parser = verb_parser(verb)
+    # names that begin with a dash may follow "--", which argparse forgets when it mixes files and options
+    args = parser.parse_args(words) if "--" in words else parser.parse_intermixed_args(words)
     return importlib.import_module(f"crispseg.cli.{verb}").run(args) or 0
 
 

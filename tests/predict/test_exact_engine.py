@@ -106,6 +106,7 @@ def test_what_cannot_be_run_as_one_image(model, tmp_path):
     scene = str(write_raster(tmp_path / "scene.tif", pixels, **UTM))
     report = predict_scenes([scene], str(tmp_path / "map.tif"), StandIn(), EXACT)
     assert "cannot run a scene as one image" in report.failures[0][1]
+    assert "not once they are ONNX files" in report.failures[0][1], "a file's card calls it CRISP, too"
     flips = dataclasses.replace(EXACT, settings=dataclasses.replace(EXACT.settings, tta="flip"))
     report = predict_scenes([scene], str(tmp_path / "map.tif"), model, flips)
     assert "leave out --tta" in report.failures[0][1]

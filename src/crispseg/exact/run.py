@@ -132,7 +132,7 @@ def _parts(model: nn.Module) -> StreamedModel:
         name = getattr(model, "name", "") or type(model).__name__
         raise UserError(
             f"model {name!r} cannot run a scene as one image, as its {' and '.join(silent)} cannot run in bands "
-            "(those of CRISP and of UPerNet on VSSD can); use tiles"
+            "(those of CRISP and of UPerNet on VSSD can, but not once they are ONNX files); use tiles"
         )
     if model.training:
         raise UserError("a scene is run as one image in evaluation mode only; call model.eval() first")

@@ -180,6 +180,13 @@ def test_sixteen_bits_for_an_eight_bit_model_are_refused(tmp_path):
     assert open_scene(small, bytes_model(), Reading()).warnings == ()
 
 
+def test_the_line_that_rectifies_can_be_pasted(tmp_path):
+    points = [rasterio.control.GroundControlPoint(*at) for at in ((0, 0, 13, 46), (0, 9, 14, 46), (9, 0, 13, 45))]
+    path = write_raster(tmp_path / "my photo.tif", random_pixels(3, 9, 9), gcps=points, crs="EPSG:4326")
+    with pytest.raises(UserError, match="'[^']*my photo.tif' '[^']*my photo_rectified.tif'$"):
+        open_scene(path, StandIn(), Reading())
+
+
 def test_a_filler_that_the_file_does_not_name_is_told_and_can_be_named(tmp_path):
     """Black collars of orthophotos were mapped as water, without a word."""
     pixels = random_pixels(3, 200, 200, high=255)

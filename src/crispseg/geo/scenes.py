@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -182,5 +183,5 @@ def _refuse_unplaced(dataset: Any, path: str) -> None:
         rectified = Path(path).with_name(f"{Path(path).stem}_rectified.tif") if not is_remote(path) else "rectified.tif"
         raise UserError(
             f"{path} is placed by {how} alone, not by a grid; rectify it first: "
-            f"gdalwarp {words} -r bilinear -t_srs {system} {gdal_name(path)} {rectified}"
+            f"gdalwarp {words} -r bilinear -t_srs {system} {shlex.join([gdal_name(path), str(rectified)])}"
         )

@@ -51,16 +51,16 @@ def checked(hint: Any, value: Any, where: str) -> Any:
 
 
 def check_positive(values: Mapping[str, float | None]) -> None:
-    """Refuse what is 0 or less, by the key it has in a config; None is left open."""
+    """Refuse what is 0 or less, or no finite number, by the key it has in a config; None is left open."""
     for key, value in values.items():
-        if value is not None and value <= 0:
-            raise UserError(f"{key} must be more than 0, not {value}")
+        if value is not None and not 0 < value < math.inf:
+            raise UserError(f"{key} must be more than 0{' and finite' if value == math.inf else ''}, not {value}")
 
 
 def check_between(values: Mapping[str, float], low: float, high: float) -> None:
     """Refuse what does not lie in [low, high], by the key it has in a config."""
     for key, value in values.items():
-        if not low <= value <= high:
+        if not (low <= value <= high and math.isfinite(value)):
             limits = f"at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
             raise UserError(f"{key} must be {limits}, not {value}")
 

@@ -42,6 +42,10 @@ def test_what_is_said_of_one_set_among_several_is_refused():
         ("side=0", r"sets\[0\].side must be more than 0"),
         ("smoothing=2", "smoothing must be from 0 to 1"),
         ("teacher.weight=-1", "teacher.weight must be at least 0"),
+        ("optimizer.clip=-1", "optimizer.clip must be at least 0, not -1"),
+        ("schedule.decay=restarts", "needs schedule.first_cycle"),
+        ("schedule.warmup=-1", "schedule.warmup must be at least 0"),
+        ("workers=-1", "workers must be at least 0"),
         ("size_shares=[-1]", r"size_shares\[0\] must be more than 0"),
     ],
 )

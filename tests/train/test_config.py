@@ -61,6 +61,27 @@ def test_words_change_a_config():
         ("loss.dice=-1", "loss.dice must be at least 0, not -1"),
         ("loss.auxiliary=-1", "loss.auxiliary must be at least 0, not -1"),
         ("loss.smoothing=2", "loss.smoothing must be from 0 to 1, not 2"),
+        ("loss.class_weights=[1,-1]", r"loss.class_weights\[1\] must be at least 0, not -1"),
+        ("loss.class_weights=[0,0]", "loss.class_weights are all 0"),
+        ("optimizer.lr=.nan", "optimizer.lr must be more than 0, not nan"),
+        ("optimizer.lr=.inf", "optimizer.lr must be more than 0 and finite, not inf"),
+        ("optimizer.backbone_lr=-1", "optimizer.backbone_lr must be at least 0, not -1"),
+        ("optimizer.weight_decay=-1", "optimizer.weight_decay must be at least 0, not -1"),
+        ("optimizer.clip=-1", "optimizer.clip must be at least 0, not -1"),  # which would turn gradients around
+        ("optimizer.lookahead=-1", "optimizer.lookahead must be at least 0, not -1"),
+        ("optimizer.lookahead_alpha=2", "optimizer.lookahead_alpha must be from 0 to 1, not 2"),
+        ("optimizer.betas=[1.5,0.9]", r"optimizer.betas\[0\] must be at least 0 and below 1, not 1.5"),
+        ("schedule.warmup=-1", "schedule.warmup must be at least 0, not -1"),
+        ("schedule.power=-1", "schedule.power must be at least 0, not -1"),
+        ("schedule.min_lr=-1", "schedule.min_lr must be at least 0, not -1"),
+        ("schedule.epochs=.inf", "schedule.epochs must be more than 0 and finite, not inf"),
+        ("max_minutes=.nan", "max_minutes must be more than 0, not nan"),
+        ("augment.scale=[2,0.5]", "augment.scale must be two positive numbers, the smaller first"),
+        ("augment.scale=[0,1]", "augment.scale must be two positive numbers"),
+        ("augment.flip=2", "augment.flip must be from 0 to 1, not 2"),
+        ("augment.hue=-1", "augment.hue must be at least 0, not -1"),
+        ("data.also=[{path: a, scale: [2, 1]}]", r"data.also\[0\].scale must be two positive numbers"),
+        ("workers=-1", "workers must be at least 0, not -1"),
         ("augment.crop=300", "set crop, not augment.crop"),
         ("seed", "expected key=value, got 'seed'"),
     ],
@@ -68,6 +89,22 @@ def test_words_change_a_config():
 def test_wrong_words(word, message):
     with pytest.raises(UserError, match=message):
         train_config(None, [word])
+
+
+def test_a_rate_that_would_rise_to_its_end_is_refused():
+    with pytest.raises(UserError, match=r"schedule.min_lr must be from 0 to 0.001, not 0.01"):
+        train_config(None, ["optimizer.lr=1e-3", "schedule.min_lr=0.01"])
+
+
+def test_cycles_that_never_reach_the_end_are_refused():
+    words = ["schedule.decay=restarts", "schedule.first_cycle=0.2"]
+    with pytest.raises(
+        UserError, match=r"the cycles never reach the end of the training; give a first_cycle above 0.9"
+    ):
+        train_config(None, [*words, "schedule.cycle_factor=0.1"])
+    with pytest.raises(UserError, match=r"schedule.cycle_factor must be more than 0, not 0.0"):
+        train_config(None, [*words, "schedule.cycle_factor=0"])
+    assert train_config(None, [*words, "schedule.cycle_factor=0.9"]).schedule.cycle_factor == 0.9  # 2 of all steps
 
 
 def test_steps_and_epochs_exclude_each_other():

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from crispseg.config import check_between, check_range
 from crispseg.data.classes import IGNORE
 from crispseg.data.images import Array
 from crispseg.data.labels import Mask
@@ -39,6 +40,14 @@ class Augmentation:
     saturation: float = 0.5  # likewise, about the grey of each pixel; three bands only
     hue: float = 0.1  # of a full turn about the grey axis, either way; three bands only
     gain: float = 0.1  # 1 - g to 1 + g, each band its own; for other band counts
+
+
+def check_augmentation(how: Augmentation) -> None:
+    """Refuse values that no training can use, each with its key."""
+    check_range("augment.scale", how.scale)
+    check_between({"augment.flip": how.flip, "augment.photometric": how.photometric}, 0, 1)
+    strengths = ("class_cap", "brightness", "contrast", "saturation", "hue", "gain")
+    check_between({f"augment.{key}": getattr(how, key) for key in strengths}, 0, math.inf)
 
 
 class Draws:

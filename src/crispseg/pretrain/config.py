@@ -13,8 +13,8 @@ from crispseg.configs import find_config
 from crispseg.errors import UserError
 from crispseg.pretrain.changes import Changes, check_changes
 from crispseg.train.config import Precision
-from crispseg.train.optimizer import OptimizerConfig
-from crispseg.train.schedule import ScheduleConfig
+from crispseg.train.optimizer import OptimizerConfig, check_optimizer
+from crispseg.train.schedule import ScheduleConfig, check_schedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,9 +155,6 @@ def check(config: PretrainConfig) -> None:
     """Refuse values that no run can use, each with its key."""
     positive = {
         "batch_size": config.batch_size,
-        "schedule.steps": config.schedule.steps,
-        "schedule.epochs": config.schedule.epochs,
-        "optimizer.lr": config.optimizer.lr,
         "score_every": config.score_every,
         "score_images": config.score_images,
         "save_every": config.save_every,
@@ -171,6 +168,9 @@ def check(config: PretrainConfig) -> None:
         **{f"sizes[{i}]": size for i, size in enumerate(config.sizes)},
     }
     configs.check_positive(positive)
+    check_optimizer(config.optimizer)
+    check_schedule(config.schedule, config.optimizer.lr)
+    configs.check_between({"workers": config.workers or 0}, 0, math.inf)
     check_changes(config.changes)
     _check_weights(config)
     if not config.sets:
@@ -179,8 +179,6 @@ def check(config: PretrainConfig) -> None:
         raise UserError("sizes is empty: give at least one, such as sizes=[64]")
     if config.size_shares is not None and len(config.size_shares) != len(config.sizes):
         raise UserError(f"size_shares has {len(config.size_shares)} numbers for {len(config.sizes)} sizes")
-    if config.schedule.steps is not None and config.schedule.epochs is not None:
-        raise UserError("give schedule.steps or schedule.epochs, not both")
     if not 0 <= config.ema < 1:
         raise UserError(f"ema must be at least 0 and below 1, not {config.ema}")
 

@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 from crispseg import config as configs
 from crispseg.configs import find_config
-from crispseg.data.transforms import Augmentation
+from crispseg.data.transforms import Augmentation, check_augmentation
 from crispseg.errors import UserError
 from crispseg.losses import LossConfig
-from crispseg.train.optimizer import OptimizerConfig
-from crispseg.train.schedule import ScheduleConfig
+from crispseg.train.optimizer import OptimizerConfig, check_optimizer
+from crispseg.train.schedule import ScheduleConfig, check_schedule
 from crispseg.train.track import check_names
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -142,25 +142,23 @@ def check(config: TrainConfig) -> None:
         "val_images": config.val_images,
         "save_every": config.save_every,
         "log_every": config.log_every,
-        "schedule.steps": config.schedule.steps,
-        "schedule.epochs": config.schedule.epochs,
         "max_minutes": config.max_minutes,
-        "optimizer.lr": config.optimizer.lr,
         "data.resolution": config.data.resolution,
     }
     configs.check_positive(positive)
     _check_loss(config.loss)
-    configs.check_between({"optimizer.gate_factor": config.optimizer.gate_factor}, 0, math.inf)
-    if config.schedule.steps is not None and config.schedule.epochs is not None:
-        raise UserError("give schedule.steps or schedule.epochs, not both")
-    if config.schedule.decay == "restarts" and not 0 < config.schedule.first_cycle <= 1:
-        raise UserError("schedule.decay restarts needs schedule.first_cycle, the first cycle's share of all steps")
+    check_optimizer(config.optimizer)
+    check_schedule(config.schedule, config.optimizer.lr)
+    check_augmentation(config.augment)
+    configs.check_between({"workers": config.workers or 0}, 0, math.inf)
     if config.augment.crop not in (Augmentation.crop, config.crop):
         raise UserError("set crop, not augment.crop")
     check_names(config.track)
     for number, one in enumerate(config.data.also):
         if one.share <= 0:
             raise UserError(f"data.also[{number}].share must be more than 0, not {one.share}")
+        if one.scale is not None:
+            configs.check_range(f"data.also[{number}].scale", one.scale)
     if config.data.also and config.loss.class_weights is not None:
         raise UserError("loss.class_weights does not go with data.also: a label there may stand for several classes")
     if not 0 <= config.ema < 1:
@@ -172,6 +170,10 @@ def _check_loss(loss: LossConfig) -> None:
     weights["mutual"] = loss.mutual
     configs.check_between({f"loss.{key}": value for key, value in weights.items()}, 0, math.inf)
     configs.check_between({"loss.smoothing": loss.smoothing}, 0, 1)
+    classes = {f"loss.class_weights[{number}]": weight for number, weight in enumerate(loss.class_weights or ())}
+    configs.check_between(classes, 0, math.inf)
+    if classes and not any(classes.values()):
+        raise UserError("loss.class_weights are all 0, so that nothing would be learnt; give each class a weight")
     configs.check_between({"loss.delta": loss.delta}, 0, 2)  # cosines above 1 - delta are penalised, and end at -1
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from crispseg.config import check_between, check_positive
+from crispseg.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,6 +24,18 @@ class OptimizerConfig:
     clip: float = 1.0  # largest norm of the gradient; 0 is off
     lookahead: int = 0  # steps between Lookahead's averagings; 0 is off, some rivals' recipes say 5
     lookahead_alpha: float = 0.5
+
+
+def check_optimizer(config: OptimizerConfig) -> None:
+    """Refuse values that no training can use, each with its key."""
+    check_positive({"optimizer.lr": config.lr})
+    amounts = {"gate_factor": config.gate_factor, "weight_decay": config.weight_decay, "clip": config.clip}
+    amounts |= {"backbone_lr": config.backbone_lr or 0.0, "lookahead": config.lookahead}
+    check_between({f"optimizer.{key}": value for key, value in amounts.items()}, 0, math.inf)
+    check_between({"optimizer.lookahead_alpha": config.lookahead_alpha}, 0, 1)
+    for number, beta in enumerate(config.betas):
+        if not 0 <= beta < 1:
+            raise UserError(f"optimizer.betas[{number}] must be at least 0 and below 1, not {beta}")
 
 
 # Vectors, biases and gains are left out by shape; these are the ones with more axes, by the last part of their name.

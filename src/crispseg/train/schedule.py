@@ -6,6 +6,9 @@ import dataclasses
 import math
 from typing import Literal
 
+from crispseg.config import check_between, check_positive
+from crispseg.errors import UserError
+
 
 @dataclasses.dataclass(frozen=True)
 class ScheduleConfig:
@@ -17,6 +20,29 @@ class ScheduleConfig:
     min_lr: float = 0.0  # where the decay ends
     first_cycle: float = 0.0  # restarts: share of all steps in the first cosine cycle
     cycle_factor: float = 2.0  # restarts: how much longer each cycle is than the one before
+
+
+def check_schedule(config: ScheduleConfig, peak: float | None) -> None:
+    """Refuse values that no training can use, each with its key; `peak` is the learning rate, if it is said."""
+    check_positive({"schedule.steps": config.steps, "schedule.epochs": config.epochs})
+    if config.steps is not None and config.epochs is not None:
+        raise UserError("give schedule.steps or schedule.epochs, not both")
+    check_between({"schedule.warmup": config.warmup or 0, "schedule.power": config.power}, 0, math.inf)
+    check_between({"schedule.min_lr": config.min_lr}, 0, peak or math.inf)
+    if config.decay == "restarts":
+        if not 0 < config.first_cycle <= 1:
+            raise UserError("schedule.decay restarts needs schedule.first_cycle, the first cycle's share of all steps")
+        _check_cycles(config.first_cycle, config.cycle_factor)
+
+
+def _check_cycles(first: float, factor: float) -> None:
+    """Cycles that get shorter must still reach the end: together they last first / (1 - factor)."""
+    check_positive({"schedule.cycle_factor": factor})
+    if factor < 1 and first <= 1 - factor:
+        raise UserError(
+            f"with schedule.first_cycle {first:g} and schedule.cycle_factor {factor:g} the cycles never reach the "
+            f"end of the training; give a first_cycle above {1 - factor:g}, or a cycle_factor of 1 or more"
+        )
 
 
 def learning_rate(step: int, base: float, config: ScheduleConfig) -> float:

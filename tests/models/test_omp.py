@@ -187,6 +187,19 @@ def test_centred_pixels_have_mean_zero_in_training():
     assert pixels.mean((0, 2, 3)).abs().max() < 1e-5
 
 
+def test_centring_has_the_gradients_of_its_formula():
+    """torch's BatchNorm on a CPU has wrong ones for a map whose strides do not say which way it lies."""
+    draws = torch.Generator().manual_seed(0)
+    head, wanted = make_head(centred=True).train().double(), torch.randn(2, 35, 32, generator=draws).double()
+    pixels = torch.randn(2, 35, 32, generator=draws).double().requires_grad_()
+    mean, variance = pixels.mean((0, 1)), pixels.var((0, 1), unbiased=False)
+    expected = (pixels - mean) / (variance + head.centre.eps).sqrt()
+    found = head._centred(pixels)
+    torch.testing.assert_close(found, expected)
+    (gradient,) = torch.autograd.grad((found * wanted).sum(), pixels)
+    torch.testing.assert_close(gradient, torch.autograd.grad((expected * wanted).sum(), pixels)[0])
+
+
 def test_allocation_names_the_winning_prototype():
     head, features = make_head(), make_features()
     matched = head(features, allocation=True)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from crispseg.errors import UserError
+from crispseg.layout import to_channels_first, to_channels_last
 from crispseg.models.layers import BatchNorm2d, ConvNorm
 from crispseg.models.options import check_sizes
 from crispseg.ops.common.precision import widened
@@ -351,7 +352,9 @@ class OMPHead(nn.Module):
 
     def _centred(self, pixels: Tensor) -> Tensor:
         assert self.centre is not None
-        return self.centre(pixels.transpose(1, 2)[..., None])[..., 0].transpose(1, 2)
+        # As a map of one row, channels last: for (B, dim, L, 1) with dim innermost torch's BatchNorm on a CPU gives
+        # wrong gradients, as the strides do not say which way the map lies.
+        return to_channels_last(self.centre(to_channels_first(pixels[:, None])))[:, 0]
 
     @property
     def descriptors_along_a_side(self) -> int:

@@ -1,5 +1,6 @@
 """Two processes are one process with the whole batch."""
 
+import copy
 import json
 import os
 import socket
@@ -10,12 +11,13 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch import nn
 
 import crispseg
 from crispseg.errors import UserError
 from crispseg.models.base import ModelInfo
 from crispseg.train.config import config_from
-from crispseg.train.distributed import Processes, join_processes
+from crispseg.train.distributed import Processes, SharedBatchNorm2d, join_processes, share_batch_norm
 from crispseg.train.step import Part, Stepper
 from crispseg.train.watch import FiniteWatch
 from tests.train import tiny
@@ -97,6 +99,32 @@ def test_two_processes_give_the_gradients_of_one_with_twice_the_batch(two):
         for name, value in expected.items():
             apart = (found["kept"][name] - value).abs().max().item()
             assert apart <= 1e-5 + 2e-4 * value.abs().max().item(), name  # float32's rounding, summed in another order
+
+
+@pytest.fixture
+def group_of_one(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'meeting'}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("kind", [{}, {"affine": False}, {"momentum": None}, {"track_running_stats": False}])
+def test_a_shared_batch_norm_is_torchs_of_the_same_kind(group_of_one, kind):
+    """The head's `centred` has no gain, and somebody's own network may hold any of these."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.BatchNorm2d(3, **kind))
+    shared = share_batch_norm(copy.deepcopy(plain), torch.device("cpu"))
+    assert type(shared[0]) is SharedBatchNorm2d
+    for _ in range(3):
+        x = torch.randn(2, 3, 5, 4) * 3 + 1
+        torch.testing.assert_close(shared(x), plain(x))
+    torch.testing.assert_close(shared.state_dict(), plain.state_dict())
+    torch.testing.assert_close(shared.eval()(x), plain.eval()(x))
+
+
+def test_what_is_frozen_of_a_batch_norm_stays_frozen():
+    frozen = nn.Sequential(nn.BatchNorm2d(3)).requires_grad_(False)
+    assert not any(p.requires_grad for p in share_batch_norm(frozen, torch.device("cpu")).parameters())
 
 
 def test_every_process_stops_at_a_bad_batch_and_names_it(two):

@@ -122,15 +122,18 @@ class SharedBatchNorm2d(nn.BatchNorm2d):
         centred = x - mean[:, None, None]
         variance = _sum((centred * centred).sum((0, 2, 3))) / count
         self._keep(mean.detach(), variance.detach(), count)
-        scale = self.weight * torch.rsqrt(variance + self.eps)
-        return (centred * scale[:, None, None] + self.bias[:, None, None]).to(input.dtype)
+        scale = torch.rsqrt(variance + self.eps)
+        if not self.affine:
+            return (centred * scale[:, None, None]).to(input.dtype)
+        return (centred * (self.weight * scale)[:, None, None] + self.bias[:, None, None]).to(input.dtype)
 
     def _keep(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
-        assert self.running_mean is not None and self.running_var is not None
-        assert self.num_batches_tracked is not None and self.momentum is not None
+        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
+            return
         self.num_batches_tracked += 1
-        self.running_mean.lerp_(mean, self.momentum)
-        self.running_var.lerp_(variance * count / (count - 1).clamp(min=1), self.momentum)
+        momentum = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        self.running_mean.lerp_(mean, momentum)
+        self.running_var.lerp_(variance * count / (count - 1).clamp(min=1), momentum)
 
 
 def spread(network: nn.Module, processes: Processes, find_unused: bool = False) -> nn.Module:
@@ -145,15 +148,21 @@ def spread(network: nn.Module, processes: Processes, find_unused: bool = False) 
     )
 
 
+def _shared(norm: nn.BatchNorm2d) -> SharedBatchNorm2d:
+    """With the norm's own parameters: those that are frozen stay so."""
+    shared = SharedBatchNorm2d(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
+    shared.load_state_dict(norm.state_dict())
+    shared.weight, shared.bias, shared.training = norm.weight, norm.bias, norm.training
+    return shared
+
+
 def share_batch_norm(model: nn.Module, device: torch.device) -> nn.Module:
     """Make every BatchNorm use the statistics of all processes; names in the state dict stay."""
     if device.type == "cuda":
         return nn.SyncBatchNorm.convert_sync_batchnorm(model)
     for name, child in model.named_children():
         if isinstance(child, nn.BatchNorm2d):
-            shared = SharedBatchNorm2d(child.num_features, child.eps, child.momentum, child.affine)
-            shared.load_state_dict(child.state_dict())
-            setattr(model, name, shared)
+            setattr(model, name, _shared(child))
         else:
             share_batch_norm(child, device)
     return model

@@ -263,7 +263,7 @@ def test_changed_pixels_and_labels_are_noticed(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(loop.Trainer, "asked_to_stop", lambda self: self.done == 2)
     assert not loop.train(config_from(tiny.settings(copy, out))).finished
     monkeypatch.undo()
-    moved = tmp_path / "elsewhere" / "data"
+    moved = tmp_path / "elsewhere" / "with another name"
     moved.parent.mkdir()
     copy.rename(moved)
     mask = sorted((moved / "masks").iterdir())[0]
@@ -274,6 +274,9 @@ def test_changed_pixels_and_labels_are_noticed(folder, tmp_path, monkeypatch):
         loop.resume(out, [f"data={moved}"])
     mask.write_bytes(whole)
     assert loop.resume(out, [f"data={moved}"]).finished
+    protocol = json.loads((out / "protocol.json").read_text())
+    assert protocol["dataset"] == "data"
+    assert json.loads((out / "result.json").read_text())["protocol"].startswith(f"data/own2 #{protocol['hash']}: val")
 
 
 def test_a_config_that_leaves_choices_open(tmp_path, monkeypatch):

@@ -149,6 +149,7 @@ def _go_on(runs: Sequence[Path], words: Sequence[str], trackers: Iterable[Tracke
     first = left[0][0]
     with join_processes(choose_device(first.device)) as processes, StopRequest().listening() as stop:
         folder = open_data(first, run_folder.recorded_split(runs[0]))
+        folder.protocol = run_folder.under_its_name(folder.protocol, runs[0])
         shares = read_labels(folder, processes)
         trainers = [Trainer(config, folder, processes, stop, shares, trackers) for config, _ in left]
         for run, trainer, (_, state) in zip(runs, trainers, left, strict=True):

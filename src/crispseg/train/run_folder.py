@@ -133,10 +133,23 @@ def recorded_split(run: Path) -> dict[str, str] | None:
     return {name: split for split, each in names.items() for name in each}
 
 
+def under_its_name(protocol: Protocol, run: Path) -> Protocol:
+    """The protocol of somebody's own folder by the name that the run began with, as the folder may have another now."""
+    path = run / PROTOCOL
+    if not path.exists() or protocol.name in list_protocols():
+        return protocol
+    began: dict[str, Any] = configs.checked(_Recorded, read_json(path), str(path))
+    name, dataset = began.get("name", ""), began.get("dataset", "")
+    if not name or not dataset or name in list_protocols():
+        return protocol
+    return dataclasses.replace(protocol, name=name, dataset=dataset)
+
+
 class _Recorded(TypedDict, total=False):
     """Of protocol.json, what is asked for here."""
 
     name: str
+    dataset: str
     train: list[str]
     val: list[str]
     test: list[str]

@@ -58,6 +58,42 @@ def test_it_is_saved_and_loaded_by_its_name(tmp_path):
     assert torch.equal(crispseg.load(tmp_path / "saved")(image), model(image))
 
 
+class Asking(Net):
+    """Asks for numbers when it is made and when it runs, which tensors without data do not have."""
+
+    def __init__(self, num_classes, in_channels):
+        super().__init__(num_classes, in_channels)
+        self.rates = [rate.item() for rate in torch.linspace(0, 0.1, 3)]
+
+    def forward(self, x):
+        return super().forward(x) * (1 if x.abs().max().item() < 1e9 else 0)
+
+
+def test_one_that_asks_for_numbers_is_counted(capsys):
+    crispseg.register_network("plain", Net, multiple=4)
+    crispseg.register_network("asking", Asking, multiple=4)
+    counted = []
+    for name in ("plain", "asking"):
+        assert main(["info", name, "--size", "64", "--classes", "3", "--json"]) == 0
+        counted.append(json.loads(capsys.readouterr().out))
+    assert counted[0]["macs"] == counted[1]["macs"] > 0 and counted[0]["parameters"] == counted[1]["parameters"]
+
+
+def test_crisp_models_lists_them(tmp_path, monkeypatch, capsys):
+    module = tmp_path / "mine_to_list.py"
+    module.write_text(
+        "import crispseg\nfrom torch import nn\n"
+        "crispseg.register_network('mine_a', lambda num_classes, in_channels: nn.Conv2d(in_channels, num_classes, 1))\n"
+        "crispseg.register_network('mine_b', lambda num_classes, in_channels: 1 / 0)\n"
+    )
+    monkeypatch.setenv(plugins.VARIABLE, str(module))
+    plugins.import_plugins.cache_clear()
+    assert main(["models", "mine_*", "--json"]) == 0
+    a, b = json.loads(capsys.readouterr().out)["models"]
+    assert (a["name"], a["parameters"], a["macs"]) == ("mine_a", 3 * 6 + 6, 3 * 6 * 512 * 512)
+    assert b["name"] == "mine_b" and "cannot be counted: division by zero" in b["summary"]
+
+
 def test_networks_that_give_something_else_are_told():
     crispseg.register_network("net", Net, multiple=4)
     with pytest.raises(crispseg.UserError, match="NoneType"):

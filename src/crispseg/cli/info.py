@@ -54,15 +54,13 @@ def _describe_data(args: argparse.Namespace) -> int:
 
 
 def _describe_model(args: argparse.Namespace) -> int:
-    import torch
-
     import crispseg
     from crispseg import config as configs
     from crispseg.cli.printer import Printer, plain
     from crispseg.errors import UserError
     from crispseg.models.registry import list_models
     from crispseg.models.shipped import is_saved
-    from crispseg.models.summary import summarize
+    from crispseg.models.summary import made_on, summarize
 
     if min(args.size) < 1 or len(args.size) > 2:
         raise UserError("--size takes one side or a height and a width, in pixels")
@@ -76,9 +74,8 @@ def _describe_model(args: argparse.Namespace) -> int:
     elif args.what not in list_models():
         raise _unknown(args.what)
     else:
-        with torch.device("meta"):
-            options = configs.parse_overrides(args.options)
-            model = crispseg.create_model(args.what, classes or 6, args.bands, **options)
+        options = configs.parse_overrides(args.options)
+        model = made_on("meta", args.what, 6 if classes is None else classes, args.bands, options)
     height, width = args.size[0], args.size[-1]
     summary = summarize(model, height, width)
     values = {"model": model.name, "classes": model.num_classes, "bands": model.in_channels, "size": [height, width]}

@@ -55,15 +55,16 @@ def _instead(pattern: str) -> str:
 
 
 def _listed(pattern: str, classes: int) -> list[Listed]:
-    """From the catalogue; for another number of classes the models are built and counted, which takes its time."""
+    """From the catalogue; for another number of classes the models are built and counted, which takes its time. The
+    user's own networks are always counted."""
     import fnmatch
 
     from crispseg.models import catalogue
 
     found = [row for row in catalogue.read_catalogue() if fnmatch.fnmatchcase(row.name, pattern)]
-    if classes == catalogue.CLASSES:
-        return found
-    return [row if _missing(row) else catalogue.count(row.name, classes) for row in found]
+    if classes != catalogue.CLASSES:
+        found = [row if _missing(row) else catalogue.count(row.name, classes) for row in found]
+    return found + catalogue.count_own(pattern, classes)
 
 
 def _missing(row: Listed) -> str:

@@ -28,15 +28,34 @@ def read_catalogue() -> list[Listed]:
 
 def count(name: str, classes: int = CLASSES) -> Listed:
     """One model's row, counted now."""
-    import torch
-
-    from crispseg.models.registry import create_model, entries
-    from crispseg.models.summary import summarize
+    from crispseg.models.registry import entries
+    from crispseg.models.summary import made_on, summarize
 
     entry = entries()[name]
-    with torch.device("meta"):
-        summary = summarize(create_model(name, classes), SIDE, SIDE)
+    summary = summarize(made_on("meta", name, classes, 3, {}), SIDE, SIDE)
     return Listed(name, entry.summary, entry.requires, entry.extra, summary.parameters, summary.macs)
+
+
+def count_own(pattern: str, classes: int = CLASSES) -> list[Listed]:
+    """Rows of the networks that the user's own modules register. Where there are none, torch is not needed."""
+    from crispseg.models.plugins import any_named
+
+    if not any_named():
+        return []
+    from crispseg.models.registry import list_models
+
+    known = {row.name for row in read_catalogue()}
+    return [_counted_or_not(name, classes) for name in list_models(pattern) if name not in known]
+
+
+def _counted_or_not(name: str, classes: int) -> Listed:
+    from crispseg.models.registry import entries
+    from crispseg.reading import reason
+
+    try:
+        return count(name, classes)
+    except Exception as error:  # whatever the user's network raises: the others are listed all the same
+        return Listed(name, f"{entries()[name].summary}; cannot be counted: {reason(error)}", "", "", 0, 0)
 
 
 def write_catalogue() -> None:

@@ -34,6 +34,11 @@ def import_plugins(named: str | None = None) -> None:
         point.load()
 
 
+def any_named() -> bool:
+    """Whether there may be networks of the user's own."""
+    return bool(os.environ.get(VARIABLE) or importlib.metadata.entry_points(group=GROUP))
+
+
 def import_named() -> None:
     import_plugins(os.environ.get(VARIABLE))
 

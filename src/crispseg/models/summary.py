@@ -1,12 +1,14 @@
 """What a model costs: parameters, multiply-accumulates and memory, counted without computing anything.
 
-The model runs on torch's "meta" device, where tensors have shapes but no data.
+The model runs on torch's "meta" device, where tensors have shapes but no data; one that asks for a number on its way
+(`x.item()`, as somebody's own network may) runs on the CPU.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -37,8 +39,15 @@ class Summary:
 
 def summarize(model: SegmentationModel, height: int = 512, width: int = 512, batch: int = 1) -> Summary:
     """Count a forward pass over a (batch, bands, height, width) image. The model itself is left as it was."""
-    ghost = _on_meta(model)
-    image = torch.empty(batch, model.in_channels, height, width, device="meta")
+    try:
+        return _counted(model, (batch, model.in_channels, height, width), "meta")
+    except (NotImplementedError, RuntimeError):
+        return _counted(model, (batch, model.in_channels, height, width), "cpu")
+
+
+def _counted(model: SegmentationModel, shape: tuple[int, ...], device: str) -> Summary:
+    ghost = made_on(device, model.name, model.num_classes, model.in_channels, model.options)
+    image = torch.zeros(shape, device=device)
     names = _part_names(ghost)
     shapes: dict[str, tuple[int, ...]] = {}
     hooks = [
@@ -75,12 +84,17 @@ def summarize(model: SegmentationModel, height: int = 512, width: int = 512, bat
     )
 
 
-def _on_meta(model: SegmentationModel) -> SegmentationModel:
-    """A copy of the model without data, whatever device it is on."""
+def made_on(device: str, name: str, classes: int, bands: int, options: Mapping[str, Any]) -> SegmentationModel:
+    """A fresh model to be counted. On "meta" it has no data, unless it cannot be made without."""
     from crispseg.models.registry import create_model
 
-    with torch.device("meta"):
-        return create_model(model.name, model.num_classes, model.in_channels, **model.options).requires_grad_(False)
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device(device):
+            return create_model(name, classes, bands, **options).requires_grad_(False)
+    except (NotImplementedError, RuntimeError):
+        if device == "cpu":
+            raise
+        return made_on("cpu", name, classes, bands, options)
 
 
 def _part_names(model: nn.Module) -> list[str]:

@@ -26,6 +26,13 @@ def write(path: Path, array: np.ndarray, driver: str = "GTiff", **options: objec
             file.write(np.moveaxis(array, -1, 0))
 
 
+def test_pillow_says_nothing_of_a_tif_that_rasterio_reads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A line for each of thousands of images with 13 bands, as if they could not be read."""
+    write(tmp_path / "a.tif", np.ones((4, 5, 13), np.uint16))
+    assert read_image(tmp_path / "a.tif").shape == (4, 5, 13)
+    assert not caplog.records
+
+
 @pytest.mark.parametrize("bands", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "int16", "float32"])
 def test_tif_of_any_bands_and_type(dtype: str, bands: int, tmp_path: Path) -> None:

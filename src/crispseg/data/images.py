@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import logging
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -156,9 +157,21 @@ def _pillow(source: Path | bytes, name: str) -> Any:
     kind = next((kind for magic, kind in kinds.items() if start.startswith(magic)), None)
     if kind is None:
         raise UserError(f"{name} cannot be read as an image: it is neither png, jpg, tif nor webp")
-    with _explaining(name), warnings.catch_warnings():
+    with _explaining(name), warnings.catch_warnings(), _quiet_pillow():
         warnings.simplefilter("ignore")  # pillow warns of a broken directory, then fails
         return kind(io.BytesIO(source) if isinstance(source, bytes) else source)
+
+
+@contextlib.contextmanager
+def _quiet_pillow() -> Iterator[None]:
+    """Of a tif with many bands pillow prints a line at every opening, then fails; rasterio reads it."""
+    logger = logging.getLogger("PIL.TiffImagePlugin")
+    before = logger.disabled
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 @contextlib.contextmanager

@@ -164,6 +164,21 @@ def test_allocation_at_full_size():
     assert set(allocation.unique().tolist()) <= {0, 1, 2}
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("crisp_nano", {"heads": [1, 2, 4, 7], "last_stage": "attention"}, "7 heads do not divide the width 256"),
+        ("crisp_nano", {"dim": 7, "attention_heads": 1}, "dim must be even"),
+        ("vssd_nano_upernet", {"channels": 0}, "channels must be from 1"),
+        ("vssd_nano_upernet", {"pool_scales": [1, 0]}, "pool_scales must be from 1"),
+        ("vssd_nano_upernet", {"dropout": 2.0}, "dropout must be from 0 to 1, not 2"),
+    ],
+)
+def test_options_that_no_network_has_are_refused(name, options, message):
+    with pytest.raises(UserError, match=message):
+        crispseg.create_model(name, **options)
+
+
 def test_names_and_mistakes():
     assert crispseg.list_models("crisp_t*") == ["crisp_tiny"]
     with pytest.raises(UserError, match="unknown model 'crisp_tinny'; did you mean 'crisp_tiny'"):

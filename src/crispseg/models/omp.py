@@ -65,6 +65,8 @@ class OMPConfig:
         check_sizes(prototypes=self.prototypes, dim=self.dim, attention_heads=self.attention_heads)
         check_sizes(candidates=self.candidates, layers=self.layers, descriptor_dim=self.descriptor_dim)
         check_sizes(mlp_dim=self.mlp_dim)
+        if self.dim % 2:
+            raise UserError(f"dim must be even, as class tokens are made of two halves, not {self.dim}")
         if not 0 < self.logit_scale < math.inf:
             raise UserError(f"logit_scale must be more than 0, not {self.logit_scale}")
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from crispseg import config as configs
 from crispseg.models.base import Output, SegmentationModel
 from crispseg.models.layers import ConvNorm, resize
-from crispseg.models.options import split_options
+from crispseg.models.options import check_sizes, split_options
 from crispseg.models.registry import register
 from crispseg.models.vssd import VARIANTS, VSSD, VSSDConfig, backbone_config
 
@@ -28,6 +28,10 @@ class UPerConfig:
     dropout: float = 0.1
     aux_channels: int = 256
     auxiliary: bool = True
+
+    def __post_init__(self) -> None:
+        check_sizes(channels=self.channels, pool_scales=self.pool_scales, aux_channels=self.aux_channels)
+        configs.check_between({"dropout": self.dropout}, 0, 1)
 
 
 class UPerHead(nn.Module):

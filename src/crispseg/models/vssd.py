@@ -198,6 +198,8 @@ class AttentionMixer(nn.Module):
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
+        if width % heads:
+            raise UserError(f"{heads} heads do not divide the width {width} that stage 4's attention has")
         self.heads = heads
         self.to_qkv = nn.Linear(width, 3 * width, bias=False)
         self.to_out = nn.Linear(width, width)

@@ -397,3 +397,12 @@ def test_an_interrupted_run_can_be_loaded_scored_and_used(folder, tmp_path, monk
     assert main(["eval", str(out), str(folder), "--quiet", "--json", "--device", "cpu"]) == 0
     assert [path.name for path in (tmp_path / "reports").iterdir()] == ["squares-run-1"]
     assert main(["info", str(out), "--size", "64"]) == 0
+
+
+def test_a_warm_up_that_takes_the_whole_training_is_told(folder, tmp_path, capsys):
+    """As `crisp train potsdam schedule.steps=500` has it, whose config warms up for 1500."""
+    said = "warning: schedule.warmup is 9 steps of 2 in all, so the learning rate never gets beyond 20 % of its peak"
+    for warmup, told in ((9, True), (1, False)):
+        values = tiny.settings(folder, tmp_path / f"run{warmup}", schedule={"steps": 2, "warmup": warmup})
+        loop.train(config_from(values), quiet=True)
+        assert (said in capsys.readouterr().err) is told

@@ -45,6 +45,17 @@ def _check_cycles(first: float, factor: float) -> None:
         )
 
 
+def too_long_a_warmup(config: ScheduleConfig) -> str:
+    """What to say of a warm-up that takes the whole training, as a config's may when only its steps are changed."""
+    steps, warmup = config.steps or 0, config.warmup or 0
+    if warmup < steps:
+        return ""
+    return (
+        f"schedule.warmup is {warmup} steps of {steps} in all, so the learning rate never gets beyond "
+        f"{100 * steps / (warmup + 1):.0f} % of its peak; give schedule.warmup=null for a twentieth"
+    )
+
+
 def learning_rate(step: int, base: float, config: ScheduleConfig) -> float:
     """The rate of step 0, 1, ... of a schedule whose `steps` and `warmup` are numbers; `base` is its peak."""
     assert config.steps is not None and config.warmup is not None

@@ -30,6 +30,7 @@ from crispseg.train.finish import Result, Scores, finish, save_best
 from crispseg.train.log import MetricsLog
 from crispseg.train.meter import Meter
 from crispseg.train.progress import Progress
+from crispseg.train.schedule import too_long_a_warmup
 from crispseg.train.setup import (
     build_model,
     choose_workers,
@@ -99,6 +100,8 @@ class Trainer:
         self.meter = Meter(self.processes, self.log, self.progress, self.batch_size)
         self.meter.load_state_dict(self.meter_state)
         self.progress.say(self._greeting())
+        if self.processes.first and not self.done:
+            self.progress.warn(too_long_a_warmup(self.config.schedule))
         backbone, weights = getattr(self.stepper.model, "backbone", None), self.config.model.weights
         if self.processes.first and not self.done and isinstance(backbone, VSSD) and Path(weights or "").is_file():
             self.progress.warn(other_fusion(backbone))

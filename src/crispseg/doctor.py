@@ -66,6 +66,7 @@ def _paths() -> list[Finding]:
     """Faster ways on a CPU, then operator by operator its kernel or its formula, and why."""
     import torch
 
+    from crispseg.ops.common.hardware import multiplies_bfloat16
     from crispseg.ops.dispatch import CPU_WAYS, operators, switched_off, why_not_on_a_cpu
 
     switched_off()  # says so if there is no such operator
@@ -74,6 +75,10 @@ def _paths() -> list[Finding]:
     for name, what in CPU_WAYS.items():
         why = why_not_on_a_cpu(name)
         found.append(Finding("missing" if why else "ok", f"cpu {name}", f"torch's own way: {why}" if why else what))
+    if multiplies_bfloat16(torch.device("cpu")):
+        found.append(Finding("ok", "cpu bfloat16", "the processor multiplies in it: the fast precision here"))
+    else:
+        found.append(Finding("missing", "cpu bfloat16", "float32: the processor has no instructions for it"))
     for name, op in operators().items():
         if why := op.why_not_on(device):
             found.append(Finding("missing", f"op {name}", f"formula: {why}"))

@@ -1,5 +1,7 @@
+import gc
 import sys
 import warnings
+import weakref
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from PIL import Image
 import crispseg
 from crispseg.errors import UserError
 from crispseg.models.base import ModelInfo
-from crispseg.predict import segment
+from crispseg.predict import evaluate, segment
 from tests.geo.rasters import UTM, write_raster
 from tests.predict.standins import StandIn
 
@@ -206,3 +208,36 @@ def test_without_a_model_the_default_is_used_and_told(monkeypatch, image):
     with pytest.warns(UserWarning, match="no model given: using crisp_nano_aerial, trained on crisp_nano_aerial; "):
         found = segment(image)
     np.testing.assert_array_equal(found, nearest_class(image))
+
+
+def test_the_fused_model_is_kept_until_weights_change(monkeypatch, image):
+    """Who segments many images one by one waits for it once; the map is always that of today's weights."""
+    model = crispseg.create_model("crisp_nano", num_classes=5)
+    model.info = ModelInfo(mean=(15.0,) * 3, std=(9.0,) * 3)
+    made = []
+    fuse = type(model).fused
+    monkeypatch.setattr(type(model), "fused", lambda self, *given: made.append(given) or fuse(self, *given))
+    part = image[:64, :64]
+    first = segment(part, model)
+    np.testing.assert_array_equal(segment(part, model), first)
+    assert len(made) == 1
+    segment(part, model, precision="float32" if made[0][0] == torch.bfloat16 else "bfloat16")
+    assert len(made) == 2
+    with torch.no_grad():
+        model.head.hyper.biases[-1].add_(torch.randn_like(model.head.hyper.biases[-1]))
+    changed = segment(part, model)
+    assert len(made) == 3 and (changed != first).any()
+    other = crispseg.create_model("crisp_nano", num_classes=5)
+    model.load_state_dict(other.state_dict())
+    other.info = model.info
+    np.testing.assert_array_equal(segment(part, model), segment(part, other))
+
+
+def test_the_kept_one_goes_with_its_model(image):
+    model = crispseg.create_model("crisp_nano", num_classes=5)
+    model.info = ModelInfo(mean=(15.0,) * 3, std=(9.0,) * 3)
+    segment(image[:64, :64], model)
+    watched, before = weakref.ref(model), len(evaluate._KEPT)
+    del model
+    gc.collect()
+    assert watched() is None and len(evaluate._KEPT) < before

@@ -39,7 +39,7 @@ def draw(points: Sequence[Point], across: str, up: str, path: Path) -> str:
         )
     panel.set_xscale("log")
     _plain_ticks(panel)
-    panel.margins(0.15, 0.1)
+    panel.margins(0.2, 0.1)
     panel.grid(alpha=0.3)
     panel.set_xlabel(across)
     panel.set_ylabel(up)

@@ -55,7 +55,7 @@ _MODULES = (
     *(f"crispseg.ops.train.{name}" for name in ("gated_mixer", "matching", "mlp")),
 )
 
-# Faster ways on a CPU in float32, for inference; each is asked for where its weights are laid out or its maps come in.
+# Faster ways on a CPU, for inference; each is asked for where its weights are laid out or its maps come in.
 CPU_WAYS = {
     "onednn": "products and convolutions whose weights are laid out beforehand",
     "winograd": "3x3 convolutions with a quarter of the multiplications",

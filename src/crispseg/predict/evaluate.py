@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -48,7 +49,8 @@ def views(tta: str) -> list[View]:
 class Evaluator:
     """Call it with raw (bands, h, w) arrays of one size: gives (n, classes, h, w) whole numbers up to CERTAIN.
 
-    It runs the model fused, unless told not to because somebody listens to the model's own layers.
+    It runs the model fused, unless told not to because somebody listens to the model's own layers. `keep`: the fused
+    one is kept as long as the model is there, for the next to ask.
     """
 
     def __init__(
@@ -58,12 +60,13 @@ class Evaluator:
         tta: str = "none",
         precision: str = "float32",
         fused: bool = True,
+        keep: bool = False,
     ):
         if precision not in PRECISIONS:
             raise unknown("precision", precision, PRECISIONS)
         check_card(model)
         self.model = model.to(device).eval()
-        self.network = _fastest(self.model, device, precision) if fused else self.model
+        self.network = _fastest(self.model, device, precision, keep) if fused else self.model
         self.device = device
         self.views = views(tta)
         self.precision = precision
@@ -108,13 +111,30 @@ def whole_numbers_(probabilities: Tensor, views: int = 1) -> Tensor:
     return torch.nan_to_num_(probabilities.mul_(CERTAIN / views)).add_(0.5).to(torch.int16)
 
 
-def _fastest(model: SegmentationModel, device: torch.device, precision: str) -> Callable[[Tensor], Tensor]:
+def _fastest(model: SegmentationModel, device: torch.device, precision: str, keep: bool) -> Callable[[Tensor], Tensor]:
     """The fused model; in half precision on a CPU that has no instructions for it, the model as it is."""
     half = precision == "bfloat16"
     slow = half and device.type == "cpu" and not multiplies_bfloat16(device)
     if slow or next(model.parameters(), None) is None:
         return model
-    return model.fused(torch.bfloat16 if half else torch.float32)
+    dtype = torch.bfloat16 if half else torch.float32
+    return _kept(model, dtype) if keep else model.fused(dtype)
+
+
+_KEPT: weakref.WeakKeyDictionary[SegmentationModel, tuple[Any, Any]] = weakref.WeakKeyDictionary()
+
+
+def _kept(model: SegmentationModel, dtype: torch.dtype) -> Any:
+    """The fused model of the call before, if nothing was done to the weights since."""
+    tensors = [*model.parameters(), *model.buffers()]
+    if any(x.is_inference() for x in tensors):  # nobody counts what is done to these
+        return model.fused(dtype)
+    state = (dtype, [(x.data_ptr(), x._version) for x in tensors])
+    before, network = _KEPT.get(model, (None, None))
+    if before != state:
+        network = model.fused(dtype)
+        _KEPT[model] = (state, network)
+    return network
 
 
 def check_card(model: SegmentationModel) -> None:

@@ -116,7 +116,7 @@ def predict_scene(
     request = dataclasses.replace(request, settings=request.settings.settled(model))
     scene = open_scene(path, model, request.reading)
     try:
-        watcher.say(scene.told)
+        watcher.say(f"{scene.told}; computed in {request.settings.precision}")
         for warning in scene.warnings:
             watcher.warn(warning)
         plan = make_plan(scene.grid.height, scene.grid.width, request.settings.tile, request.settings.overlap)

@@ -102,7 +102,7 @@ def segment(
     was_training = model.training
     classes = np.empty((source.height, source.width), np.uint8)
     try:
-        work = Work(source, model, plan, settings, Products(), Pace(batch_size, workers))
+        work = Work(source, model, plan, settings, Products(), Pace(batch_size, workers), keep=True)
         engine = find_engine("exact" if exact else "local")
         for band in engine.bands(work, [range(plan.strips)], lambda: None):
             classes[band.top : band.top + len(band.classes)] = band.classes

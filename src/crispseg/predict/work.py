@@ -49,13 +49,14 @@ class Work:
     settings: Settings
     products: Products
     pace: Pace
+    keep: bool = False  # the fused model for the next work with the same model
 
     def bands(self, strips: range, on_tile: Callable[[], None] = lambda: None) -> Generator[Band]:
         return finished_bands(self.source, self.evaluator(), self.plan, strips, self.products, self.pace, on_tile)
 
     def evaluator(self) -> Evaluator:
         settings = self.settings
-        return Evaluator(self.model, find_device(settings.device), settings.tta, settings.precision)
+        return Evaluator(self.model, find_device(settings.device), settings.tta, settings.precision, keep=self.keep)
 
 
 def find_device(name: str | None) -> torch.device:

@@ -15,6 +15,7 @@ from crispseg.data.folder import Folder, open_folder
 from crispseg.evaluate.opening import open_data, open_model, training_notes
 from crispseg.models import registry
 from crispseg.models.base import ModelInfo
+from crispseg.train.data_record import describe, record_data
 from tests.evaluate.conftest import Pairs, total
 from tests.evaluate.toy import MEAN, NAMES, STD, ColourModel, colour_model, labels, write_folder
 
@@ -112,7 +113,7 @@ def test_an_unreadable_image(model: str, tmp_path: Path, capsys: pytest.CaptureF
     assert "site2.png cannot be read as an image" in refused(capsys, model, "data", "--device", "cpu")
 
 
-def finished_run(root: Path, data: Path, split: str | None = None) -> Path:
+def finished_run(root: Path, data: Path, split: str | None = None, **config: object) -> Path:
     """A run folder as training leaves it, as far as it matters here."""
     opened = open_folder(data, split=split)
     protocol = opened.protocol
@@ -120,7 +121,8 @@ def finished_run(root: Path, data: Path, split: str | None = None) -> Path:
     trained = f"{protocol.name} #{protocol.hash}, train split (2 images)"
     model.info = dataclasses.replace(model.info, training_data=trained)
     model.save(root / "best")
-    (root / "config.yaml").write_text(yaml.safe_dump({"data": {"path": str(data), "split": split}}))
+    (root / "config.yaml").write_text(yaml.safe_dump({"data": {"path": str(data), "split": split}, **config}))
+    record_data(root, describe(opened))
     (root / "protocol.json").write_text(json.dumps({**dataclasses.asdict(protocol), "hash": protocol.hash}))
     return root
 
@@ -140,6 +142,37 @@ def test_a_run_is_scored_on_the_split_it_was_trained_with(tmp_path: Path) -> Non
     ]
     assert command.main(["eval", "run", "data", "--tile", "0", "--out", "report"]) == 0
     assert json.loads(Path("report/scores.json").read_text())["conditions"]["images"] == 1
+
+
+def test_the_data_of_a_run_are_known_in_a_folder_of_another_name(tmp_path: Path) -> None:
+    root = write_folder(tmp_path / "data", {f"site{n}": (labels(n, (40, 40)),) * 2 for n in range(5)})
+    (root / "split.csv").unlink()
+    finished_run(tmp_path / "run", root, optimizer={"clip": -1.0})  # which no training would take today
+    opened = [open_model("run")]
+    before = open_data("data", opened).protocol
+    moved = root.rename(tmp_path / "with another name")
+    write_folder(tmp_path / "new", {f"new{n}": (labels(n + 9, (40, 40)),) * 2 for n in range(4)})
+    for file in [*Path("new").rglob("new*.png")]:  # more images, so that a split made now would be another
+        file.rename(moved / file.relative_to("new"))
+    folder = open_data(str(moved), opened)
+    assert folder.protocol == before
+    assert training_notes(opened[0], folder, None) == [
+        f"These are the images of the model's training, then in {root}; they are split as they were."
+    ]
+    (moved / "images" / "site0.png").unlink()  # no longer the same data: split anew, and what was seen is told
+    (moved / "masks" / "site0.png").unlink()
+    for kind in ("images", "masks"):
+        (moved / kind / f"{before.train[1]}.png").rename(moved / kind / "renamed.png")
+    folder = open_data(str(moved), opened, split_file=str(_all_in_val(moved)))
+    known = [name for name in before.train if name not in ("site0", before.train[1])] + ["renamed"]
+    said = training_notes(opened[0], folder, None)[0]
+    assert said.startswith(f"{len(known)} of the 8 images were in this model's training split, e.g.")
+
+
+def _all_in_val(data: Path) -> Path:
+    names = sorted(path.stem for path in (data / "images").iterdir())
+    Path("all.csv").write_text("name,split\n" + "".join(f"{name},val\n" for name in names))
+    return Path("all.csv")
 
 
 def test_what_a_card_says_of_its_training_is_passed_on(tmp_path: Path, folder: Folder) -> None:

@@ -229,6 +229,17 @@ def test_a_run_goes_on_with_the_split_it_began_with(tmp_path, monkeypatch):
     assert opened.protocol.hash == before["hash"]
 
 
+def test_moved_data_keep_the_images_that_their_split_leaves_out(tmp_path, monkeypatch):
+    data = tiny.make_folder(tmp_path / "data")
+    table = (data / "split.csv").read_text()
+    (data / "split.csv").write_text(table.replace("scene0,train", "scene0,unused"))
+    monkeypatch.setattr(loop.Trainer, "asked_to_stop", lambda self: self.done == 2)
+    loop.train(config_from(tiny.settings(data, tmp_path / "run")))
+    monkeypatch.undo()
+    moved = data.rename(tmp_path / "elsewhere")
+    assert loop.resume(tmp_path / "run", [f"data={moved}"]).finished
+
+
 def test_a_bad_mask_stops_a_run_before_its_first_step(tmp_path):
     data = tiny.make_folder(tmp_path / "data")
     (data / "classes.csv").write_text("name,id\ndark,0\nbright,1\n")

@@ -324,6 +324,9 @@ def _own_split(
     return {kind: tuple(r for r in records if chosen[r.name] == kind) for kind in SPLITS}
 
 
+PART = re.compile(r"_(rows|columns)\d+-\d+$")  # what a part of an image has at the end of its name
+
+
 def _part(record: Record, window: Window) -> Record:
     upright = window.width == record.width
     span = (window.top, window.height) if upright else (window.left, window.width)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import os
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from crispseg import config as configs
-from crispseg.data.folder import Folder
+from crispseg.data.folder import PART, Folder, Record, find_pairs
 from crispseg.errors import UserError
 from crispseg.files import write_json
-from crispseg.fingerprint import changed, stamps
+from crispseg.fingerprint import are_copies, changed, content_of, size_of, stamps
 from crispseg.reading import read_json
 
 DATA = "data.json"
 _SPLITS = ("train", "val")
+_LABELS = re.compile(r" \(\w+ labels\)$")
 
 
 def record_data(run: Path, described: Mapping[str, str]) -> None:
@@ -44,6 +47,35 @@ def recorded_digest(run: Path) -> str | None:
 
 def digest(described: Mapping[str, str]) -> str:
     return hashlib.blake2b(json.dumps(sorted(described.items())).encode(), digest_size=16).hexdigest()
+
+
+def lie_in(run: Path, data: str | Path) -> bool:
+    """Whether all images that the run trains and selects on are in a folder, by name and content."""
+    images = find_pairs(Path(data)).images
+    wanted = {name if name in images else PART.sub("", name): one for name, one in _images(run, *_SPLITS).items()}
+    known = bool(wanted) and wanted.keys() <= images.keys()
+    return known and are_copies({images[name]: one for name, one in wanted.items()})
+
+
+def trained_on(run: Path, records: Iterable[Record]) -> list[str]:
+    """Those of the images whose content the run was trained on, whatever they are called; parts go by name, too."""
+    trained = {name: content_of(one) for name, one in _images(run, "train").items()}
+    contents, sizes = {*trained.values()}, {*map(size_of, trained.values())}
+    likely = [record for record in records if str(record.image.stat().st_size) in sizes]
+    now = stamps(record.image for record in likely)
+
+    def is_known(record: Record) -> bool:
+        content = content_of(now[os.path.abspath(record.image)])
+        return content in contents if record.window is None else trained.get(record.name) == content
+
+    return [record.name for record in likely if is_known(record)]
+
+
+def _images(run: Path, *splits: str) -> dict[str, str]:
+    """The recorded stamps of the images of these splits, by name; none where the run has no record."""
+    path = run / DATA
+    entries = [(*key.partition("/"), one) for key, one in _recorded(path).items()] if path.exists() else []
+    return {name: one for split, _, name, one in entries if split in splits and not _LABELS.search(name)}
 
 
 def _recorded(path: Path) -> dict[str, str]:

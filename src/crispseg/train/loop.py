@@ -148,7 +148,7 @@ def _go_on(runs: Sequence[Path], words: Sequence[str], trackers: Iterable[Tracke
         raise UserError("runs go on side by side only from the same step and with the same batches: resume each alone")
     first = left[0][0]
     with join_processes(choose_device(first.device)) as processes, StopRequest().listening() as stop:
-        folder = open_data(first, run_folder.recorded_split(runs[0]))
+        folder = open_data(first, run_folder.recorded_split(runs[0], first.data.path))
         folder.protocol = run_folder.under_its_name(folder.protocol, runs[0])
         shares = read_labels(folder, processes)
         trainers = [Trainer(config, folder, processes, stop, shares, trackers) for config, _ in left]

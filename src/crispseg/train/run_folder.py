@@ -7,7 +7,6 @@ import dataclasses
 import itertools
 import os
 import platform
-import re
 import sys
 from collections.abc import Iterator
 from importlib import metadata
@@ -19,13 +18,14 @@ import torch
 from crispseg import __version__
 from crispseg import config as configs
 from crispseg.data.drawing import paint, to_rgb
+from crispseg.data.folder import PART
 from crispseg.data.protocol import SPLITS, Protocol, list_protocols
 from crispseg.errors import UserError
 from crispseg.files import replacing, write_json
 from crispseg.outputs import LOCK, there
 from crispseg.reading import read_json
 from crispseg.train.checkpoint import BEST, LAST
-from crispseg.train.config import TrainConfig, train_config, write_config
+from crispseg.train.config import TrainConfig, write_config
 from crispseg.train.data_record import DATA
 from crispseg.train.distributed import Processes
 from crispseg.train.log import METRICS
@@ -120,15 +120,15 @@ def describe_run(folder: Path, config: TrainConfig, protocol: Protocol, processe
     write_config(config, folder / CONFIG)
 
 
-def recorded_split(run: Path) -> dict[str, str] | None:
-    """The split that was made of somebody's own images when the run began; None where a split.csv or a protocol of the
-    data set says it, or where parts of one image are the split."""
+def recorded_split(run: Path, data: str | Path) -> dict[str, str] | None:
+    """The split that was made of somebody's own images, which are in `data` now, when the run began; None where a
+    split.csv or a protocol of the data set says it, or where parts of one image are the split."""
     path = run / PROTOCOL
-    if not path.exists() or (Path(train_config(run / CONFIG).data.path) / "split.csv").exists():
+    if not path.exists() or (Path(data) / "split.csv").exists():
         return None
     protocol: dict[str, Any] = configs.checked(_Recorded, read_json(path), str(path))
     names: dict[str, list[str]] = {split: protocol.get(split) or [] for split in SPLITS}
-    if protocol.get("name") in list_protocols() or any(_PART.search(name) for each in names.values() for name in each):
+    if protocol.get("name") in list_protocols() or any(PART.search(name) for each in names.values() for name in each):
         return None
     return {name: split for split, each in names.items() for name in each}
 
@@ -153,9 +153,6 @@ class _Recorded(TypedDict, total=False):
     train: list[str]
     val: list[str]
     test: list[str]
-
-
-_PART = re.compile(r"_(rows|columns)\d+-\d+$")
 
 
 def score_line(protocol: Protocol, val_images: int | None, split: str = "val") -> str:

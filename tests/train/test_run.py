@@ -148,6 +148,10 @@ def test_epochs_become_steps(folder, tmp_path):
             {"model": {"name": "crisp_nano", "options": {"selectivity": 3.0}}},
             "selectivity is for selective fusion: normalized has none",
         ),
+        (
+            {"model": {"name": "crisp_nano", "options": {**tiny.OPTIONS, "logit_scale": 200}}},
+            r"model\.options\.logit_scale must be from 1 to 100, not 200",
+        ),
         ({"batch_size": 3, "accumulate": 2}, "batch_size 3 cannot be shared out"),
         ({"model": {"name": "crisp_nanno"}}, "did you mean 'crisp_nano'"),
         ({"model": {"name": "crisp_nano", "options": {"widht": 8}}}, "did you mean 'width'"),

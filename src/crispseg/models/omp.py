@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from crispseg.fused.head import FusedHead
     from crispseg.fused.neck import FusedConcat, FusedTopDown
 
+SCALES = (1.0, 100.0)  # limits of the cosines' temperature; beyond them it has no gradient
 AnyPixels = TypeVar("AnyPixels", bound="Pixels")
 
 
@@ -388,8 +389,9 @@ class OMPHead(nn.Module):
         return StreamedOMP(self)
 
     def scale(self) -> Tensor:
-        """The cosines' temperature: learned, kept between 1 and 100."""
-        return widened(self.log_scale).clamp(0.0, math.log(100.0)).exp()
+        """The cosines' temperature: learned, kept within its limits."""
+        low, high = SCALES
+        return widened(self.log_scale).clamp(math.log(low), math.log(high)).exp()
 
 
 _SOFT_UNTIL, _LEAST_SOFTNESS = 0.75, 0.02

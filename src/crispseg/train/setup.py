@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 
+from crispseg.config import check_between
 from crispseg.data.bands import check_same_bands, settled_bands
 from crispseg.data.dataset import SegmentationDataset, check_bands
 from crispseg.data.folder import Folder, open_folder
@@ -20,7 +21,7 @@ from crispseg.data.manifest import MANIFEST, Statistics
 from crispseg.data.shares import SplitShares, read_all_labels, split_shares
 from crispseg.errors import UserError
 from crispseg.models.base import ModelInfo, SegmentationModel
-from crispseg.models.omp import OMPHead
+from crispseg.models.omp import SCALES, OMPHead
 from crispseg.models.registry import create_model
 from crispseg.threads import available_cores
 from crispseg.train.config import DataConfig, Precision, TrainConfig
@@ -207,6 +208,8 @@ def build_model(config: TrainConfig, folder: Folder) -> SegmentationModel:
             "loss.mutual spreads a class's pixels over its prototypes, and there is one: give "
             "model.options.prototypes=2 or more, or loss.mutual=0"
         )
+    if isinstance(head, OMPHead) and config.model.weights is not None:  # none: a checkpoint's follow
+        check_between({"model.options.logit_scale": head.config.logit_scale}, *SCALES)
     statistics, described = _facts(config, folder)
     ground = _ground(config, folder)
     model.info = ModelInfo(

@@ -3,8 +3,15 @@ import torch
 
 import crispseg
 from crispseg.train.ema import WeightAverage
-from crispseg.train.optimizer import Lookahead, OptimizerConfig, build_optimizer, decays, parameter_groups
-from tests.train.tiny import OPTIONS
+from crispseg.train.optimizer import (
+    Lookahead,
+    OptimizerConfig,
+    build_optimizer,
+    decays,
+    parameter_groups,
+    without_effect,
+)
+from tests.train.tiny import OPTIONS, Plain
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +61,18 @@ def test_gates_and_temperatures_have_a_rate_of_their_own():
     for name, parameter in model.named_parameters():
         expected = 1e-2 if ".dco." in name or ".selection." in name else 1e-3
         assert rates[id(parameter)] == pytest.approx(expected), name
+
+
+def test_rates_of_parts_that_a_network_has_not_are_told(model):
+    config = OptimizerConfig(lr=1e-3, backbone_lr=1e-4, gate_factor=10)
+    assert without_effect(model, config) == ""
+    bare = Plain()
+    assert without_effect(bare, config) == "without effect on this network: optimizer.gate_factor (no gates)"
+    bare.encoder, bare.backbone = bare.backbone, None
+    said = "without effect on this network: optimizer.backbone_lr (no parameters under `backbone.`)"
+    assert without_effect(bare, OptimizerConfig(lr=1e-3, backbone_lr=1e-4)) == said
+    assert without_effect(bare, config) == f"{said} and optimizer.gate_factor (no gates)"
+    assert without_effect(bare, OptimizerConfig(lr=1e-3)) == ""
 
 
 def test_the_optimizer_is_adamw(model):

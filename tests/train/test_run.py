@@ -410,3 +410,10 @@ def test_a_warm_up_that_takes_the_whole_training_is_told(folder, tmp_path, capsy
         values = tiny.settings(folder, tmp_path / f"run{warmup}", schedule={"steps": 2, "warmup": warmup})
         loop.train(config_from(values), quiet=True)
         assert (said in capsys.readouterr().err) is told
+
+
+def test_settings_without_effect_are_told(folder, tmp_path, capsys):
+    values = tiny.settings(folder, tmp_path / "run", schedule={"steps": 1}, optimizer={"lr": 1e-3, "gate_factor": 9})
+    values["model"]["options"] = {**tiny.OPTIONS, "dco": False}
+    loop.train(config_from(values), quiet=True)
+    assert "warning: without effect on this network: optimizer.gate_factor (no gates)" in capsys.readouterr().err

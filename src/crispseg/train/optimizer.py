@@ -55,6 +55,17 @@ def is_gate(name: str) -> bool:
     return ".dco." in name or ".selection." in name
 
 
+def without_effect(model: nn.Module, config: OptimizerConfig) -> str:
+    """What to say of settings that are for parameters which the model has not; recipes of families set them for all."""
+    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    idle = []
+    if config.backbone_lr not in (None, config.lr) and not any(name.startswith("backbone.") for name in names):
+        idle.append("optimizer.backbone_lr (no parameters under `backbone.`)")
+    if config.gate_factor != 1.0 and not any(is_gate(name) for name in names):
+        idle.append("optimizer.gate_factor (no gates)")
+    return f"without effect on this network: {' and '.join(idle)}" if idle else ""
+
+
 def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
     """Up to five groups (backbone or not, decayed or not; gates); `peak` is the rate that the schedule scales."""
     assert config.lr is not None

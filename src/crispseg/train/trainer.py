@@ -29,6 +29,7 @@ from crispseg.train.distributed import Processes
 from crispseg.train.finish import Result, Scores, finish, save_best
 from crispseg.train.log import MetricsLog
 from crispseg.train.meter import Meter
+from crispseg.train.optimizer import without_effect
 from crispseg.train.progress import Progress
 from crispseg.train.schedule import too_long_a_warmup
 from crispseg.train.setup import (
@@ -102,6 +103,7 @@ class Trainer:
         self.progress.say(self._greeting())
         if self.processes.first and not self.done:
             self.progress.warn(too_long_a_warmup(self.config.schedule))
+            self.progress.warn(without_effect(self.stepper.model, self.config.optimizer))
         backbone, weights = getattr(self.stepper.model, "backbone", None), self.config.model.weights
         if self.processes.first and not self.done and isinstance(backbone, VSSD) and Path(weights or "").is_file():
             self.progress.warn(other_fusion(backbone))

@@ -1,6 +1,7 @@
 """What every registered model can do. The small ones run; the large ones are built and counted without data."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -168,6 +169,13 @@ def test_allocation_at_full_size():
     ("name", "options", "message"),
     [
         ("crisp_nano", {"heads": [1, 2, 4, 7], "last_stage": "attention"}, "7 heads do not divide the width 256"),
+        ("crisp_nano", {"width": 1}, "width must be at least 2, as the stem begins with half of it, not 1"),
+        (
+            "crisp_nano",
+            {"fusion": "selective", "selectivity": math.nan},
+            "selectivity must be a finite number, not nan",
+        ),
+        ("crisp_nano", {"dco": {"init": math.nan}}, "dco.init must be a finite number, not nan"),
         ("crisp_nano", {"dim": 7, "attention_heads": 1}, "dim must be even"),
         ("vssd_nano_upernet", {"channels": 0}, "channels must be from 1"),
         ("vssd_nano_upernet", {"pool_scales": [1, 0]}, "pool_scales must be from 1"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from crispseg import config as configs
+from crispseg.errors import UserError
 from crispseg.ops.common.precision import widened
 from crispseg.ops.nc_ssd.spec import Gates, Readout, Skip
 
@@ -26,6 +28,10 @@ class DCOConfig:
     residual_readout: Readout = "row"
     skip: Skip = "after"
     init: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.init):
+            raise UserError(f"dco.init must be a finite number, not {self.init}")
 
     @property
     def enabled(self) -> bool:

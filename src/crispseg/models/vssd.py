@@ -58,6 +58,10 @@ class VSSDConfig:
     def __post_init__(self) -> None:
         check_sizes(width=self.width, depths=self.depths, heads=self.heads, state=self.state)
         check_sizes(expand=self.expand, mlp_ratio=self.mlp_ratio)
+        if self.width < 2:
+            raise UserError(f"width must be at least 2, as the stem begins with half of it, not {self.width}")
+        if not math.isfinite(self.selectivity):
+            raise UserError(f"selectivity must be a finite number, not {self.selectivity}")
         if not 0 <= self.drop_path < 1:
             raise UserError(f"drop_path must be at least 0 and below 1, not {self.drop_path}")
         if self.selectivity != VSSDConfig.selectivity and self.fusion != "selective":

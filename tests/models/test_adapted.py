@@ -69,6 +69,16 @@ class Asking(Net):
         return super().forward(x) * (1 if x.abs().max().item() < 1e9 else 0)
 
 
+def test_one_that_is_filled_up_is_exported_for_any_size(tmp_path):
+    """The program is captured with sides that need no filling up."""
+    from crispseg.export.run import export
+
+    crispseg.register_network("net", Net, multiple=4)
+    model = crispseg.create_model("net", 3, 2).eval()
+    model.info = crispseg.models.base.ModelInfo(mean=(1.0,) * 2, std=(2.0,) * 2)
+    assert export(model, tmp_path / "net.pt2").error < 1e-5
+
+
 def test_one_that_asks_for_numbers_is_counted(capsys):
     crispseg.register_network("plain", Net, multiple=4)
     crispseg.register_network("asking", Asking, multiple=4)

@@ -58,7 +58,7 @@ class Adapted(SegmentationModel):
         height, width = image.shape[-2:]
         if self.multiple > 1:
             image = functional.pad(image, (0, -width % self.multiple, 0, -height % self.multiple), mode="replicate")
-        first, *others = (self._fitted(scores, image)[..., :height, :width] for scores in _scores(self.network(image)))
+        first, *others = (_cut(self._fitted(scores, image), height, width) for scores in _scores(self.network(image)))
         return Output(first, tuple(others)) if self.training else first
 
     def _fitted(self, scores: Tensor, image: Tensor) -> Tensor:
@@ -70,6 +70,11 @@ class Adapted(SegmentationModel):
         if scores.shape[-2:] == image.shape[-2:]:
             return scores
         return functional.interpolate(scores, size=image.shape[-2:], mode="bilinear", align_corners=False)
+
+
+def _cut(scores: Tensor, height: int, width: int) -> Tensor:
+    """By negative padding: of a slice torch.export would write down whether it cut anything off the image it saw."""
+    return functional.pad(scores, (0, width - scores.shape[-1], 0, height - scores.shape[-2]))
 
 
 def _scores(answer: Any) -> list[Tensor]:

@@ -16,6 +16,13 @@ def test_what_is_said_of_the_only_set_needs_no_list():
     assert (one.path, one.labels) == ("here", True)
 
 
+def test_sets_that_all_weigh_nothing_need_a_teacher():
+    sets = {"sets": [{"path": "a", "weight": 0}, {"path": "b", "weight": 0}]}
+    with pytest.raises(UserError, match="the weights of all sets are 0, so that nothing would be learnt"):
+        config_from(sets)
+    assert config_from({**sets, "teacher": {"build": "package:teacher"}}).sets
+
+
 def test_what_is_said_of_one_set_among_several_is_refused():
     with pytest.raises(UserError, match=r"labels is said of one set, but the config has 2"):
         config_from({"sets": [{"path": "a"}, {"path": "b"}]}, ["data=x", "labels=false"])

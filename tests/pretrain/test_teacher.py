@@ -39,6 +39,11 @@ class Both(nn.Module):
         return images.mean((2, 3)), nn.functional.avg_pool2d(images, 8)
 
 
+class Unfit(nn.Module):
+    def forward(self, images):
+        return images.mean((2, 3)) / 0
+
+
 def cannot_be_made():
     raise KeyError("weights")
 
@@ -49,6 +54,7 @@ def cannot_be_made():
         ("Raises", f"the teacher {HERE}:Raises fails on a picture of 32 px: ValueError: not that large"),
         ("Named", "returns a dict; it must return a tensor or a list of them: vectors"),
         ("Tokens", r"returns a tensor of shape \(1, 3, 4096\)"),
+        ("Unfit", f"the teacher {HERE}:Unfit returns numbers that are not finite; has it its weights"),
         ("Silent", "returns a NoneType"),
         ("cannot_be_made", "cannot_be_made cannot be made: KeyError: 'weights'"),
     ],

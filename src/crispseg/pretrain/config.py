@@ -188,6 +188,9 @@ def _check_weights(config: PretrainConfig) -> None:
     weights = {"teacher.weight": config.teacher.weight, **views}
     weights |= {f"sets[{i}].weight": one.weight for i, one in enumerate(config.sets)}
     configs.check_between(weights, 0, math.inf)
+    taught = config.teacher.build is not None and config.teacher.weight > 0
+    if config.sets and not taught and not any(one.weight for one in config.sets):
+        raise UserError("the weights of all sets are 0, so that nothing would be learnt; give one of them a weight")
     configs.check_between({"smoothing": config.smoothing}, 0, 1)
     for i, one in enumerate(config.sets):
         if one.area is not None:

@@ -49,7 +49,7 @@ class Teacher:
     def shapes(self, size: int, device: torch.device) -> list[tuple[int, ...]]:
         """Of its outputs for one picture of this size; a teacher that cannot teach is refused here, before a run."""
         try:
-            told: list[Any] = self(torch.zeros(1, 3, size, size, device=device))
+            told: list[Any] = self(_noise(size).to(device))
         except Exception as error:  # whatever somebody's module raises
             if is_shortage(error):
                 raise
@@ -61,7 +61,14 @@ class Teacher:
                     f"the teacher {self.word} returns {what}; it must return a tensor or a list of them: vectors "
                     "(B, D) or maps (B, D, h, w)"
                 )
+            if not x.isfinite().all():
+                raise UserError(f"the teacher {self.word} returns numbers that are not finite; has it its weights?")
         return [tuple(x.shape[1:]) for x in told]
+
+
+def _noise(size: int) -> Tensor:
+    """A picture on which to try a teacher."""
+    return torch.randn(1, 3, size, size, generator=torch.Generator().manual_seed(0))
 
 
 def build_module(word: str) -> nn.Module:

@@ -21,7 +21,7 @@ from crispseg.bench.modes import Function, Make, Tensors, compiled
 from crispseg.bench.operator import operator_error
 from crispseg.bench.result import Cell, ModelCell, Result, Skipped
 from crispseg.bench.settings import DTYPES, Settings
-from crispseg.errors import UserError
+from crispseg.errors import UserError, unknown
 from crispseg.models.base import SegmentationModel
 from crispseg.models.onnx_file import OnnxModel
 from crispseg.models.summary import summarize
@@ -51,6 +51,7 @@ def run_groups(
     keep: Keep,
 ) -> Result:
     asked = specs.parse(words)
+    _check_skipped(asked, settings)
     with switches(settings):
         models, skipped = _build_all(asked, settings)
         checks = {precision: operator_error(precision, settings) for precision in settings.precisions}
@@ -64,6 +65,15 @@ def run_groups(
                 result = dataclasses.replace(result, cells=(*result.cells, *cells))
                 keep(result)
     return result
+
+
+def _check_skipped(asked: Sequence[specs.Spec], settings: Settings) -> None:
+    labels = [spec.label for spec in asked]
+    for word in settings.skip:
+        if word.rpartition("@")[0] not in labels:
+            raise unknown("model to skip", word.rpartition("@")[0], labels)
+    if all(f"{label}@{mode}" in settings.skip for label in labels for mode in settings.modes):
+        raise UserError("--skip leaves nothing to be timed")
 
 
 def _build_all(asked: Sequence[specs.Spec], settings: Settings) -> tuple[dict[str, SegmentationModel], list[Skipped]]:

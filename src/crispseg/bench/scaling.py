@@ -22,6 +22,8 @@ def bench_scaling(
     words = list(words)
     if not words:
         raise UserError("which model? crisp bench scaling MODEL")
+    if pixels is not None and pixels < 1:
+        raise UserError(f"--pixels must be at least 1, not {pixels}")
     group = equal_pixels(settings.sizes, pixels or max(settings.sizes) ** 2)
 
     def keep_with_ratios(result: Result) -> None:

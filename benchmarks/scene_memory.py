@@ -2,8 +2,10 @@
 
     python benchmarks/scene_memory.py --size 40000                      # a cheap stand-in model, 6 classes
     python benchmarks/scene_memory.py --size 10000 --model crisp_nano
+    python benchmarks/scene_memory.py --size 40000 --model crisp_nano_aerial --pictures data/ucmerced
 
-The scene is a sparse GeoTIFF (three bands, no data stored). The baseline is the process after the model has evaluated
+The scene is a sparse GeoTIFF (three bands, no data stored), or with `--pictures` a mosaic of a folder's pictures as
+JPEG in tiles, as orthophotos come. The baseline is the process after the model has evaluated
 one tile; "beyond the model" is the peak of the whole run less that baseline's peak. Results are added to
 benchmarks/results/scene_memory.json, and the table in scene_memory.md is written anew from it.
 """
@@ -11,6 +13,7 @@ benchmarks/results/scene_memory.json, and the table in scene_memory.md is writte
 from __future__ import annotations
 
 import argparse
+import itertools
 import tempfile
 import threading
 import time
@@ -18,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
 from record import measure_and_record
 from torch import Tensor
 
@@ -26,6 +30,7 @@ from crispseg import memory
 from crispseg.geo.maps import MapChoice
 from crispseg.geo.polygons import PolygonChoice
 from crispseg.models.base import ModelInfo, SegmentationModel
+from crispseg.models.shipped import list_shipped
 from crispseg.predict.batch import predict_scenes
 from crispseg.predict.evaluate import Evaluator
 from crispseg.predict.plan import make_plan
@@ -36,6 +41,8 @@ RESULTS = Path(__file__).parent / "results" / "scene_memory.json"
 TITLE = "Memory of whole scenes"
 NOTES = "Peak resident memory in MiB. Two CPU cores; each line was made by its command."
 CLASSES = 6
+PIXEL = 0.3  # m
+SQUARE = 256  # pixels of a picture in the mosaic
 
 
 class StandIn(SegmentationModel):
@@ -53,17 +60,22 @@ class StandIn(SegmentationModel):
 
 
 def make_model(name: str) -> SegmentationModel:
+    if name in list_shipped():
+        return crispseg.load(name)
     model = StandIn() if name == "stand-in" else crispseg.create_model(name, num_classes=CLASSES)
     model.info = ModelInfo(mean=(0.0,) * 3, std=(1.0,) * 3)
     return model.eval()
 
 
-def make_scene(path: Path, height: int, width: int) -> None:
+def make_scene(path: Path, height: int, width: int, pictures: Path | None) -> None:
     import rasterio
+    from rasterio.windows import Window
 
+    way = {"sparse_ok": True} if pictures is None else {"compress": "jpeg", "photometric": "ycbcr", "jpeg_quality": 85}
     with rasterio.open(
         path,
         "w",
+        **way,
         driver="GTiff",
         width=width,
         height=height,
@@ -72,12 +84,18 @@ def make_scene(path: Path, height: int, width: int) -> None:
         tiled=True,
         blockxsize=512,
         blockysize=512,
-        sparse_ok=True,
         bigtiff="YES",
         crs="EPSG:32633",
-        transform=rasterio.Affine(0.1, 0, 400_000, 0, -0.1, 5_000_000),
-    ):
-        pass
+        transform=rasterio.Affine(PIXEL, 0, 400_000, 0, -PIXEL, 5_000_000),
+    ) as scene:
+        if pictures is None:
+            return
+        squares = itertools.cycle(sorted(pictures.rglob("*.jpg")))
+        for top in range(0, height, SQUARE):
+            for left in range(0, width, SQUARE):
+                rows, columns = min(SQUARE, height - top), min(SQUARE, width - left)
+                square = np.asarray(Image.open(next(squares)).convert("RGB").resize((SQUARE, SQUARE)))
+                scene.write(np.moveaxis(square[:rows, :columns], 2, 0), window=Window(left, top, columns, rows))
 
 
 class PeakWatch:
@@ -112,7 +130,7 @@ def measure(args: argparse.Namespace) -> dict[str, object]:
         Evaluator(model, torch.device("cpu"))([np.zeros((3, plan.rows.tile, plan.cols.tile), np.uint8)])
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         scene = Path(folder) / "scene.tif"
-        make_scene(scene, height, width)
+        make_scene(scene, height, width, args.pictures)
         begun = time.perf_counter()
         with PeakWatch() as whole:
             report = predict_scenes([str(scene)], str(Path(folder) / "map.tif"), model, request)
@@ -122,7 +140,7 @@ def measure(args: argparse.Namespace) -> dict[str, object]:
     return {
         "model": args.model,
         "pixels": f"{width} x {height}",
-        "classes": CLASSES,
+        "classes": model.num_classes,
         "tile": args.tile,
         "tiles": plan.tiles,
         "outputs": "all maps and polygons" if args.all_maps else "class map",
@@ -132,7 +150,8 @@ def measure(args: argparse.Namespace) -> dict[str, object]:
         "seconds": round(seconds),
         "command": f"python benchmarks/scene_memory.py --size {args.size} --model {args.model} --tile {args.tile}"
         + (f" --height {args.height}" if args.height else "")
-        + " --all-maps" * args.all_maps,
+        + " --all-maps" * args.all_maps
+        + " --pictures data/ucmerced" * bool(args.pictures),
     }
 
 
@@ -143,6 +162,7 @@ def main() -> None:
     parser.add_argument("--model", default="stand-in")
     parser.add_argument("--tile", type=int, default=1024)
     parser.add_argument("--all-maps", action="store_true")
+    parser.add_argument("--pictures", type=Path, metavar="DIR", help="make the scene of these pictures")
     parser.add_argument("--folder", help="where the scene and its map are put for the time of the run")
     measure_and_record(parser, measure, RESULTS, TITLE, NOTES)
 

@@ -71,7 +71,9 @@ def count(model: SegmentationModel, folder: Folder, splits: tuple[str, ...], sca
             shown = Image.fromarray(image).resize(
                 [round(side * scale) for side in image.shape[1::-1]], Image.Resampling.BOX
             )
-            found = Image.fromarray(crispseg.segment(shown, model, precision="float32")).resize(image.shape[1::-1], Image.Resampling.NEAREST)
+            found = Image.fromarray(crispseg.segment(shown, model, precision="float32")).resize(
+                image.shape[1::-1], Image.Resampling.NEAREST
+            )
             known = truth < len(names)
             cells = truth[known].astype(np.int64) * classes + np.asarray(found)[known]
             counts += np.bincount(cells, minlength=counts.size).reshape(counts.shape)

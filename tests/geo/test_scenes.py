@@ -6,7 +6,10 @@ from rasterio.enums import ColorInterp
 
 from crispseg.errors import UserError
 from crispseg.geo.bands import choose_bands
+from crispseg.geo.maps import MapChoice
 from crispseg.geo.scenes import Reading, find_scenes, open_scene
+from crispseg.predict.batch import predict_scenes
+from crispseg.predict.scene import Request
 from crispseg.raster.source import Window
 from tests.geo.rasters import UTM, random_pixels, write_raster
 from tests.predict.standins import StandIn
@@ -236,3 +239,19 @@ def test_a_fourth_band_of_shades_is_not_alpha(tmp_path):
     path = write_raster(tmp_path / "alpha.tif", opaque, colorinterp=colours, **UTM)
     scene = open_scene(path, bytes_model(), Reading())
     assert scene.warnings == () and not scene.source.read(Window(0, 0, 80, 30)).present.any()
+
+
+@pytest.mark.parametrize("kind", ["", "_confidence", "_boundaries", "_probabilities"])
+def test_a_map_of_ours_is_no_scene(tmp_path, kind):
+    """The maps of an earlier run, in the folder of the scenes, were mapped as if they were images."""
+    write_raster(tmp_path / "a.tif", random_pixels(3, 32, 32), **UTM)
+    request = Request(maps=MapChoice(True, True, True), polygons=None)
+    assert predict_scenes([str(tmp_path / "a.tif")], str(tmp_path / "a_map.tif"), StandIn(3), request).results
+    own = str(tmp_path / f"a_map{kind}.tif")
+    with pytest.raises(
+        UserError, match=rf"a_map{kind}.tif is a map that crispseg has made with stand_in, not an image"
+    ):
+        open_scene(own, StandIn(), Reading())
+    if kind in ("", "_probabilities"):
+        scene = open_scene(own, StandIn(), Reading(any_values=True))
+        assert any("the map means little" in line for line in scene.warnings)

@@ -117,9 +117,10 @@ def open_scene(path: str, model: SegmentationModel, reading: Reading) -> Scene:
     fill = model.info.mean
     with open_raster(path, reading.drivers) as dataset:
         _refuse_unplaced(dataset, path)
+        warnings = _about_own_map(dataset, path, reading)
         colours = palette(dataset) is not None and model.in_channels != 1
         chosen = choose_bands(path, band_names(dataset, colours), model, reading.bands)
-        warnings = [*chosen.warnings, *alpha_of_shades(path, dataset)]
+        warnings += [*chosen.warnings, *alpha_of_shades(path, dataset)]
     source = RasterSource(path, chosen.bands, fill, colours, reading.drivers, reading.nodata)
     grid = source.grid
     if not grid.crs and reading.require_crs:
@@ -164,6 +165,17 @@ def _check_values(
     if reason and not reading.any_values:
         raise values.refusal(path, "; ".join([reason, *filler]))
     return [f"{path} does not suit the model: {reason}; the map means little"] if reason else []
+
+
+def _about_own_map(dataset: Any, path: str, reading: Reading) -> list[str]:
+    """A map opens like an image, and a folder of scenes may hold those of an earlier run."""
+    tags = dataset.tags()
+    if "MODEL" not in tags or not tags.get("TIFFTAG_SOFTWARE", "").startswith("crispseg "):
+        return []
+    what = f"{path} is a map that crispseg has made with {tags['MODEL']}, not an image"
+    if not reading.any_values:
+        raise UserError(f"{what}: a map of it would mean nothing; leave it out (--any-values takes it all the same)")
+    return [f"{what}; the map means little"]
 
 
 def _refuse_unplaced(dataset: Any, path: str) -> None:

@@ -9,8 +9,9 @@ import rasterio
 import shapely
 from rasterio.warp import transform
 
+from crispseg.errors import UserError
 from crispseg.geo.grid import Grid
-from crispseg.geo.lonlat import footprint, to_lonlat
+from crispseg.geo.lonlat import check_on_earth, footprint, to_lonlat
 from crispseg.geo.vectorize import vectorize_map
 from tests.geo.rasters import UTM, write_raster
 from tests.geo.test_vectorize import on_grid
@@ -83,6 +84,29 @@ def test_degrees_across_the_date_line(left, width, expected):
     grid = Grid(1, 100, (width / 100, 0, left, 0, -1.0, -17.0), rasterio.CRS.from_epsg(4326).to_wkt())
     parts = sorted(shapely.get_parts(footprint(grid)), key=lambda part: part.bounds[0])
     np.testing.assert_allclose([part.bounds[::2] for part in parts], expected, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("crs", "left", "top", "pixel", "holds"),
+    [
+        (3031, -50_000, 50_000, 1000.0, True),
+        (3413, -50_000, 50_000, 1000.0, True),
+        (3031, 0, 0, 1000.0, False),  # the pole is its corner
+        (3031, -500_000, 50_000, 1000.0, False),
+        (3857, -20_000_000, 20_000_000, 400_000.0, False),
+        (4087, -20_000_000, 15_000_000, 400_000.0, False),  # its poles are lines
+        (4326, -180, 90, 1.8, False),
+        (32633, 400_000, 5_000_000, 0.5, False),
+    ],
+)
+def test_outlines_around_a_pole_are_refused(crs, left, top, pixel, holds):
+    """They failed with a GEOSException after a night's work."""
+    grid = Grid(100, 200, (pixel, 0, left, 0, -pixel, top), rasterio.CRS.from_epsg(crs).to_wkt())
+    if holds:
+        with pytest.raises(UserError, match="a pole lies in it"):
+            check_on_earth(grid)
+    else:
+        check_on_earth(grid)
 
 
 def test_geoparquet(class_map, tmp_path):

@@ -31,12 +31,37 @@ def on_earth(crs: str, x: float, y: float) -> bool:
 
 
 def check_on_earth(grid: Grid) -> None:
-    """Refuse a scene that has no longitudes and latitudes."""
+    """Refuse a scene that has no longitudes and latitudes, or whose outlines do not close in them."""
     if not on_earth(grid.crs, *grid.ground(grid.width / 2, grid.height / 2)):
         raise UserError(
             "its coordinates have no longitudes and latitudes (the reference system is of a place of its own, or ends "
             "before it), which GeoJSON and STAC items need; write polygons to .gpkg or .fgb, and no STAC item"
         )
+    if _holds_a_pole(grid):
+        raise UserError(
+            "a pole lies in it, around which no outline closes in longitudes and latitudes, which GeoJSON and STAC "
+            "items need; write polygons to .gpkg or .fgb, and no STAC item"
+        )
+
+
+def _holds_a_pole(grid: Grid) -> bool:
+    """Whether all longitudes meet in a point inside the grid; where a pole is a line, outlines are cut as elsewhere."""
+    from rasterio._err import CPLE_BaseError
+    from rasterio.crs import CRS
+    from rasterio.errors import RasterioError
+    from rasterio.warp import transform
+
+    system = CRS.from_wkt(grid.crs)
+    for latitude in (90.0, -90.0):
+        try:
+            x, y = transform(CRS.from_epsg(4326), system, [0.0, 90.0], [latitude] * 2)
+        except (CPLE_BaseError, RasterioError):
+            continue
+        columns, rows = grid.pixel(np.array(x), np.array(y))
+        is_point = np.hypot(np.ptp(columns), np.ptp(rows)) < 1
+        if is_point and 0 < columns[0] < grid.width and 0 < rows[0] < grid.height:
+            return True
+    return False
 
 
 def to_lonlat(polygons: NDArray[Any], grid: Grid) -> NDArray[Any]:

@@ -107,7 +107,11 @@ def test_an_empty_map_makes_an_empty_layer(crisp, tmp_path):
 def test_mistakes_are_explained(crisp, classes, tmp_path):
     path = write_raster(tmp_path / "map.tif", classes, **UTM)
     wrong = write_raster(tmp_path / "wrong.tif", classes[:50].astype(np.float32), **UTM)
+    wide = write_raster(tmp_path / "wide map.tif", classes.astype(np.uint16), **UTM)
+    three = write_raster(tmp_path / "three.tif", np.stack([classes] * 3), **UTM)
     for words, reason in [
+        ((wide, "-o", tmp_path / "map.gpkg"), f"gdal_translate -ot Byte '{wide}' 'wide map_8bit.tif'"),
+        ((three, "-o", tmp_path / "map.gpkg"), "it has 3 bands, and a class map has one"),
         ((path, "-o", tmp_path / "map.shp"), "are written to .gpkg"),
         ((wrong, "-o", tmp_path / "map.gpkg"), "is no class map"),
         ((path, "-o", tmp_path / "map.gpkg", "--confidence", wrong), "do not belong together"),

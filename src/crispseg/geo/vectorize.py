@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -42,8 +43,7 @@ def vectorize_map(
     if target.suffix.lower() not in ENDINGS:
         raise UserError(f"polygons are written to {', '.join(ENDINGS)}, not {output}")
     with open_raster(class_map) as dataset:
-        if dataset.count != 1 or dataset.dtypes[0] != "uint8":
-            raise UserError(f"{class_map} is no class map: it has {dataset.count} bands of {dataset.dtypes[0]}")
+        _check_class_map(dataset, class_map)
         grid = grid_of(dataset)
         style = read_style(dataset)
         if confidence is not None:
@@ -66,6 +66,20 @@ def vectorize_map(
                 places[target].remove()
                 landing.tidy()
     return count
+
+
+def _check_class_map(dataset: Any, path: str) -> None:
+    dtype = dataset.dtypes[0]
+    if dataset.count != 1:
+        raise UserError(f"{path} is no class map: it has {dataset.count} bands, and a class map has one, of class ids")
+    if np.dtype(dtype).kind in "iu" and dtype != "uint8":
+        target = shlex.join([path, f"{Path(path).stem}_8bit.tif"])
+        raise UserError(
+            f"{path} has class ids of {dtype}, and those of a class map are uint8: 0 to 254, and 255 for no data; if "
+            f"its own fit (larger ones become 255, negative ones 0): gdal_translate -ot Byte {target}"
+        )
+    if dtype != "uint8":
+        raise UserError(f"{path} is no class map: it has numbers of {dtype}, not class ids from 0 to 254")
 
 
 def _rows(class_map: str, confidence: str | None) -> Iterator[MapRows]:

@@ -39,6 +39,14 @@ def test_geojson_is_wgs84_and_right_handed(class_map, tmp_path):
     assert named["land"]["properties"] == {"class_id": 1, "class": "land", "area": 25.0}
 
 
+def test_outer_rings_are_anticlockwise_in_pixels_too(tmp_path):
+    vectorize_map(write_raster(tmp_path / "map.tif", ISLAND), str(tmp_path / "map.geojson"))
+    collection = json.loads((tmp_path / "map.geojson").read_text(encoding="utf-8"))
+    for feature in collection["features"]:
+        outer, *holes = feature["geometry"]["coordinates"]
+        assert shapely.LinearRing(outer).is_ccw and not any(shapely.LinearRing(hole).is_ccw for hole in holes)
+
+
 def test_gdal_with_its_own_rfc7946_writer_agrees(class_map, tmp_path):
     vectorize_map(class_map, str(tmp_path / "map.geojson"))
     vectorize_map(class_map, str(tmp_path / "map.gpkg"))

@@ -125,7 +125,7 @@ class _GeoJson:
     def append(self, polygons: Polygons, columns: Columns) -> None:
         import shapely
 
-        shown = to_lonlat(polygons, self.grid) if self.grid.crs else polygons
+        shown = to_lonlat(polygons, self.grid) if self.grid.crs else shapely.orient_polygons(polygons)
         rows = zip(*(column.tolist() for column in columns.values()), strict=True)
         for geometry, row in zip(shapely.to_geojson(shown), rows, strict=True):
             properties = json.dumps(dict(zip(columns, row, strict=True)), ensure_ascii=False)

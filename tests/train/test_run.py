@@ -24,9 +24,10 @@ from crispseg.models.vssd import create_backbone
 from crispseg.train import log as log_room
 from crispseg.train import loop
 from crispseg.train.checkpoint import load_checkpoint, save_checkpoint
-from crispseg.train.config import config_from, train_config
+from crispseg.train.config import config_from
 from crispseg.train.finish import Result
 from crispseg.train.log import MetricsLog, read_metrics
+from crispseg.train.run_folder import new_run_folder, train_config
 from crispseg.train.setup import build_model, open_data
 from crispseg.train.watch import FiniteWatch
 from tests.train import tiny
@@ -217,6 +218,11 @@ def test_output_that_cannot_be_written(folder, tmp_path, monkeypatch):
 def test_a_run_is_not_overwritten(run, folder):
     with pytest.raises(UserError, match=f"{run} holds a run already; continue it with `crisp train --resume {run}`"):
         loop.train(config_from(tiny.settings(folder, run)))
+    spaced = run.parent / "a run"
+    spaced.mkdir()
+    (spaced / "config.yaml").touch()
+    with pytest.raises(UserError, match=f"`crisp train --resume '{spaced}'`"):
+        new_run_folder(str(spaced), "", "")
 
 
 def test_a_loss_that_is_no_number_names_the_files(folder, tmp_path, monkeypatch):

@@ -78,10 +78,10 @@ def test_without_the_extra_it_says_what_to_install(tmp_path, monkeypatch, capsys
 def test_a_scene_too_large_for_a_saved_page_is_refused(tmp_path, capsys):
     import numpy as np
 
-    path = write_raster(tmp_path / "wide.tif", np.zeros((2, LARGEST + 1), np.uint8))
+    path = write_raster(tmp_path / "a wide one.tif", np.zeros((2, LARGEST + 1), np.uint8))
     assert main(["view", path, "--save", str(tmp_path / "page.html")]) == 1
     said = capsys.readouterr().err
-    assert f"{LARGEST} x {LARGEST} at most" in said and "gdal_translate -srcwin" in said
+    assert f"{LARGEST} x {LARGEST} at most" in said and f"{LARGEST} {LARGEST} '{path}' part.tif" in said
     assert not (tmp_path / "page.html").exists()
 
 

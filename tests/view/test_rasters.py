@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import rasterio
+import rasterio.control
 from PIL import Image
 
 from crispseg.errors import UserError
@@ -175,6 +176,15 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path):
         Scene(Files((made.files.image,)))
     with pytest.raises(UserError, match="there is no file"):
         Raster(str(tmp_path / "none.tif"))
+
+
+def test_lines_for_the_shell_can_be_pasted(tmp_path):
+    path = write_raster(tmp_path / "a b.tif", np.zeros((2, 8193), np.uint8))
+    assert Raster(path).notes[0].endswith(f"-of COG '{path}' '{tmp_path / 'a b_cog.tif'}'")
+    points = [rasterio.control.GroundControlPoint(k % 2 * 9, k // 2 * 9, k % 2, k // 2) for k in range(4)]
+    placed = write_raster(tmp_path / "c d.tif", np.zeros((9, 9), np.uint8), gcps=points, crs="EPSG:4326")
+    with pytest.raises(UserError, match=f"gdalwarp '{placed}' out.tif"):
+        Raster(placed)
 
 
 def test_a_rotated_map_is_shown_where_it_lies(tmp_path):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import shlex
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -171,7 +172,7 @@ def _vector_summary(out: str, manifest: dict[str, Any]) -> str:
     labelled = sum(counts) or 1
     shares = ", ".join(f"{n} {100 * c / labelled:.1f} %" for n, c in zip(names, counts, strict=True))
     lines.append(f"  {100 * sum(counts) / pixels:.1f} % of the pixels are labelled: {shares}")
-    lines.append(f"  look at {out}/{PICTURE}; then: crisp train data={out}")
+    lines.append(f"  look at {out}/{PICTURE}; then: crisp train {shlex.quote(f'data={out}')}")
     return "\n".join(lines)
 
 

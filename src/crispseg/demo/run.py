@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 import shutil
 import time
 from pathlib import Path
@@ -92,7 +93,7 @@ def run_demo(
         contours.scores(),
         scene.table.names,
         time.monotonic() - begun,
-        f"crisp demo --out {out} --model {os.fspath(model)}",
+        shlex.join(["crisp", "demo", "--out", str(out), "--model", os.fspath(model)]),
         find_buildings(network, Patches()),
     )
     write_json(out / SCORES, demo.to_dict())

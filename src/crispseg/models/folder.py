@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypedDict
@@ -188,7 +189,7 @@ def _read_config(folder: Path) -> SavedModel:
     if isinstance(values, dict) and values.get("kind") == BACKBONE:
         raise UserError(
             f"{folder} holds a backbone and no model; train a model from it with "
-            f"`crisp train FOLDER model.weights={folder}`"
+            f"`crisp train FOLDER {shlex.quote(f'model.weights={folder}')}`"
         )
     _refuse_newer(values, folder)
     try:

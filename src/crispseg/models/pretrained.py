@@ -10,6 +10,7 @@ that band's weights, any other the mean of the three, and all are scaled by thre
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ def _backbone_of_run(run: Path) -> Path:
     if not is_backbone_folder(folder):
         raise UserError(
             f"the pretraining in {run} is not finished: it has no {shipped.PRETRAINED}/ yet; go on with "
-            f"`crisp pretrain --resume {run}`"
+            f"`crisp pretrain --resume {shlex.quote(str(run))}`"
         )
     return folder
 

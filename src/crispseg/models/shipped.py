@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ def find_folder(word: str | os.PathLike[str]) -> Path:
 
 
 def _how_to_use(backbone: str) -> str:
-    return f"train a model from it with `crisp train FOLDER model.weights={backbone}`"
+    return f"train a model from it with `crisp train FOLDER {shlex.quote(f'model.weights={backbone}')}`"
 
 
 def is_pretraining(run: str | os.PathLike[str]) -> bool:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import math
 import os
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -58,7 +59,8 @@ class Pretrained(Result):
     def __str__(self) -> str:
         lines = [f"{name}: {100 * value:.1f} %" for name, value in self.values["scores"].items()]
         folder = self.out / PRETRAINED
-        return "\n".join([*lines, f"backbone: {folder}; use it with crisp train FOLDER model.weights={folder}"])
+        word = shlex.quote(f"model.weights={folder}")
+        return "\n".join([*lines, f"backbone: {folder}; use it with crisp train FOLDER {word}"])
 
 
 def pretrain(config: PretrainConfig, *, quiet: bool = False) -> Pretrained:
@@ -94,7 +96,7 @@ def resume(run: Path, words: Sequence[str] = (), *, quiet: bool = False) -> Pret
     if not path.exists():
         raise UserError(f"{run} holds no run to resume: it has no {run_folder.CONFIG}")
     if "sets" not in configs.read_yaml(path):
-        raise UserError(f"{run} is no pretraining run; continue it with `crisp train --resume {run}`")
+        raise UserError(f"{run} is no pretraining run; continue it with `crisp train --resume {shlex.quote(str(run))}`")
     if (run / run_folder.RESULT).exists():
         if not quiet:
             print(f"{run} is finished already", file=sys.stderr)
@@ -227,7 +229,8 @@ class Pretrainer:
             hold_pictures(self.sets, self.config.hold, self.config.cache, self.processes.device)
             self._steps()
             if self.done < self.steps:
-                progress.say(f"stopped after step {self.done} of {self.steps}; continue: crisp pretrain --resume {out}")
+                line = f"crisp pretrain --resume {shlex.quote(str(out))}"
+                progress.say(f"stopped after step {self.done} of {self.steps}; continue: {line}")
                 return Pretrained(out, signal=self.stop.signal, first=self.processes.first)
             return Pretrained(out, self._finish(), first=self.processes.first)
         finally:

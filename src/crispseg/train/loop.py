@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -134,10 +135,11 @@ def _check_words(words: Sequence[str], run: Path) -> None:
 def _refuse_pretraining(run: Path) -> None:
     if is_pretraining(run):
         finished = (run / run_folder.RESULT).exists()
+        word = shlex.quote(f"model.weights={run}")
         how = (
-            f"it is finished, and `crisp train FOLDER model.weights={run}` trains a model from its backbone"
+            f"it is finished, and `crisp train FOLDER {word}` trains a model from its backbone"
             if finished
-            else f"continue it with `crisp pretrain --resume {run}`"
+            else f"continue it with `crisp pretrain --resume {shlex.quote(str(run))}`"
         )
         raise UserError(f"{run} is a pretraining run; {how}")
 

@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import os
 import platform
+import shlex
 import sys
 from collections.abc import Iterator
 from importlib import metadata
@@ -45,8 +46,8 @@ def new_run_folder(wanted: str | None, dataset: str, model: str, verb: str = "tr
         folder = Path(wanted)
         if (folder / CONFIG).exists():
             raise UserError(
-                f"{folder} holds a run already; continue it with `crisp {verb} --resume {folder}`, or choose another "
-                "out"
+                f"{folder} holds a run already; continue it with `crisp {verb} --resume {shlex.quote(str(folder))}`, "
+                "or choose another out"
             )
         taken = [name for name in _NAMES if there(folder / name)]
         if taken and not there(folder / LOCK):  # a run that was killed when it began leaves its lock

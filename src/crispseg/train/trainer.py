@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import shlex
 import signal
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -116,7 +117,7 @@ class Trainer:
 
     def end(self) -> Result:
         if self.done < self.steps:
-            resume = f"crisp train --resume {self.out}"
+            resume = f"crisp train --resume {shlex.quote(str(self.out))}"
             self.progress.say(f"stopped after step {self.done} of {self.steps}; continue: {resume}")
             return Result(self.out, signal=self.stop.signal, first=self.processes.first)
         values = self._finish()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import shlex
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
@@ -44,7 +45,8 @@ class Raster:
         self._stamp = self._look()
         if not own.crs and placed_by_points:
             raise UserError(
-                f"{path} is placed by control points alone; make a map of it first: gdalwarp {path} out.tif"
+                f"{path} is placed by control points alone; make a map of it first: "
+                f"gdalwarp {shlex.quote(path)} out.tif"
             )
         if own.crs and not on_earth(own.crs, *own.ground(own.width / 2, own.height / 2)):
             own = dataclasses.replace(own, crs="")
@@ -67,10 +69,8 @@ class Raster:
     def notes(self) -> list[str]:
         if self.has_overviews or max(self.grid.height, self.grid.width) <= _LARGE:
             return []
-        name = os.path.splitext(self.path)[0]
-        return [
-            f"{self.path} has no overviews and is slow to look at: gdal_translate -of COG {self.path} {name}_cog.tif"
-        ]
+        files = shlex.join([self.path, f"{os.path.splitext(self.path)[0]}_cog.tif"])
+        return [f"{self.path} has no overviews and is slow to look at: gdal_translate -of COG {files}"]
 
     @property
     def corners(self) -> list[tuple[float, float]]:

@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def save_page(scene: Scene, target: str | os.PathLike[str], existing: str = "ref
         raise UserError(
             f"{scene.reference.path} is {grid.width} x {grid.height} px; a saved page holds {LARGEST} x {LARGEST} at "
             f"most. Cut a part out of it: gdal_translate -srcwin LEFT TOP {LARGEST} {LARGEST} "
-            f"{scene.reference.path} part.tif"
+            f"{shlex.quote(scene.reference.path)} part.tif"
         )
     about = {**scene.describe(), "base": "", "ramp": RAMP, "saved": _contents(scene)}
     _leave_out(scene, about)

@@ -245,14 +245,17 @@ def test_a_class_table_and_the_colours_of_qgis(ortho, tmp_path):
 
 def test_the_command_and_its_picture(ortho, tmp_path, capsys):
     labels = draw(tmp_path / "labels.gpkg", SHAPES, CLASSES)
-    given = {"--image": ortho, "--labels": labels, "--field": "class", "--out": tmp_path / "d"}
+    given = {"--image": ortho, "--labels": labels, "--field": "class", "--out": tmp_path / "my d"}
     words = ["prepare", "vector", *(str(word) for pair in given.items() for word in pair)]
     assert cli.main(words) == 0
     told = capsys.readouterr().out
     assert "wrote 1 images" in told and "red, green, blue, pixels of 0.5 m" in told and "labels.png" in told
-    with Image.open(tmp_path / "d" / "labels.png") as picture:
+    assert f"crisp train 'data={tmp_path / 'my d'}'" in told, "it can be pasted"
+    with Image.open(tmp_path / "my d" / "labels.png") as picture:
         colours = np.asarray(picture.convert("RGB")).reshape(-1, 3)
-    palette = [tuple(row["colour"]) for row in json.loads((tmp_path / "d" / "dataset.json").read_text())["classes"][:3]]
+    palette = [
+        tuple(row["colour"]) for row in json.loads((tmp_path / "my d" / "dataset.json").read_text())["classes"][:3]
+    ]
     assert set(palette) <= set(map(tuple, colours)), "the legend shows every class"
     assert cli.main(words) == 1 and "is there already" in capsys.readouterr().err
 

@@ -77,8 +77,12 @@ def test_mistakes_are_told(maps, tmp_path, capsys):
     with pytest.raises(UserError, match="at least one window"):
         suggest(path, count=0)
     empty = write_raster(tmp_path / "empty.tif", np.full(classes.shape, 255, np.uint8), nodata=255)
-    with pytest.raises(UserError, match="no window of 64 px"):
+    with pytest.raises(UserError, match="empty.tif has no data anywhere"):
         suggest(path, empty, side=64)
+    speck = np.full(classes.shape, 255, np.uint8)
+    speck[-1, -1] = 7
+    with pytest.raises(UserError, match="no window of 64 px"):
+        suggest(path, write_raster(tmp_path / "speck.tif", speck, nodata=255), side=64)
     assert main(["suggest", path, "--count", "500", "--side", "128"]) == 0
     assert "no more fit" in capsys.readouterr().out
     assert main(["suggest", path]) == 1  # corrections may be in it by now

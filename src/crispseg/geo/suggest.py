@@ -31,6 +31,7 @@ from crispseg.raster.products import SURE
 from crispseg.raster.source import Window
 
 LABELS, WINDOWS = "labels", "windows"
+_ROWS = 512  # read together
 _PARTS = 4  # a window is tried at every fourth of its side
 _LEAST_DATA = 0.5  # of a window's pixels
 
@@ -72,6 +73,8 @@ def suggest(
     check_fit(class_map, sure)
     chosen = least_certain(sure, count, side)
     if not chosen:
+        if not _has_data(sure):
+            raise UserError(f"{sure} has no data anywhere, so no window of it is worth labelling")
         raise UserError(f"{sure} has no window of {side} px with data in at least half of it; choose a smaller --side")
     with making(target, existing) as aside:
         aside.write_bytes(windows_package(class_map, sure, chosen))
@@ -123,12 +126,27 @@ def _cell_sums(dataset: Any, path: str, step: int) -> tuple[NDArray[np.float64],
             window = Window(row * step, 0, step, columns * step)
             with explaining_damage(path, window):
                 values = dataset.read(1, window=((window.top, window.top + step), (0, window.width)))
-            known = values != (NODATA if dataset.nodata is None else dataset.nodata)
+            known = values != _no_data(dataset)
             share = values / SURE if values.dtype == np.uint8 else values
             unsure = np.where(known, 1 - share, 0)
             doubt[row] = unsure.reshape(step, columns, step).sum((0, 2))
             pixels[row] = known.reshape(step, columns, step).sum((0, 2))
     return doubt, pixels
+
+
+def _has_data(path: str) -> bool:
+    with open_raster(path) as dataset, bounded_cache():
+        for top in range(0, dataset.height, _ROWS):
+            window = Window(top, 0, min(_ROWS, dataset.height - top), dataset.width)
+            with explaining_damage(path, window):
+                values = dataset.read(1, window=((top, top + window.height), (0, window.width)))
+            if (values != _no_data(dataset)).any():
+                return True
+    return False
+
+
+def _no_data(dataset: Any) -> float:
+    return NODATA if dataset.nodata is None else dataset.nodata
 
 
 def _box_sums(cells: NDArray[Any], tall: int, wide: int) -> NDArray[Any]:

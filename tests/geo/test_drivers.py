@@ -140,6 +140,12 @@ def test_names_that_are_drivers_must_be_allowed(name):
         read(name)
 
 
+def test_what_gdal_says_is_told_without_its_full_stop(tmp_path):
+    (tmp_path / "a.png").write_text("no picture", encoding="utf-8")
+    with pytest.raises(UserError, match="supported file format; other drivers"):
+        open_raster(str(tmp_path / "a.png"))
+
+
 def test_netcdf_is_named_as_what_it_needs(tmp_path):
     (tmp_path / "a.nc").write_bytes(b"\x89HDF\r\n\x1a\n")
     with pytest.raises(UserError, match="--allow-drivers netCDF"):

@@ -76,7 +76,8 @@ def open_allowed(path: str, allowed: Sequence[str] = ()) -> Any:
             first = first or RasterioIOError(reason(error))
         else:
             return _checked(dataset, path)
-    raise RasterioIOError(f"not {' or '.join(drivers)}: {first}; other drivers need --allow-drivers NAME") from first
+    said = str(first).rstrip(".")
+    raise RasterioIOError(f"not {' or '.join(drivers)}: {said}; other drivers need --allow-drivers NAME") from first
 
 
 def drivers_for(path: str, allowed: Sequence[str] = ()) -> tuple[str, ...]:

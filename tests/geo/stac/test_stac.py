@@ -13,9 +13,12 @@ import shapely
 
 from crispseg.cli import main as cli
 from crispseg.errors import UserError
+from crispseg.geo.grid import Grid
+from crispseg.geo.lonlat import footprint
 from crispseg.geo.maps import MapChoice
 from crispseg.geo.polygons import PolygonChoice
 from crispseg.geo.scenes import find_scenes
+from crispseg.geo.stac.write import _bbox
 from crispseg.predict.bands import Pace
 from crispseg.predict.batch import predict_scenes
 from crispseg.predict.scene import Request
@@ -93,6 +96,16 @@ def test_names_that_are_no_file_names(tmp_path):
     item = make_item(tmp_path, "a")
     item.id = "S2A_32/../x: y"
     assert find_scenes([save(tmp_path / "x.json", item)])[0].name == "S2A_32_.._x_y"
+
+
+@pytest.mark.parametrize(
+    ("left", "width", "expected"),
+    [(0, 360, (-180, 180)), (-180, 360, (-180, 180)), (179, 2, (179, -179)), (10, 355, (10, 5))],
+)
+def test_the_box_of_a_map_across_the_date_line(left, width, expected):
+    """That of a map of the world from 0 to 360 degrees was empty: from 0 to 0."""
+    grid = Grid(2, 10, (width / 10, 0, left, 0, -1.0, 50.0), rasterio.CRS.from_epsg(4326).to_wkt())
+    np.testing.assert_allclose(_bbox(footprint(grid)), [expected[0], 48, expected[1], 50])
 
 
 def test_mistakes_are_explained(tmp_path):

@@ -186,4 +186,5 @@ def _bbox(outline: Any) -> list[float]:
     if len(parts) == 1:
         return [float(bounds[0, 0]), south, float(bounds[0, 2]), north]
     east_side = bounds[:, 2] == 180
-    return [float(bounds[east_side, 0].min()), south, float(bounds[~east_side, 2].max()), north]
+    west, east = float(bounds[east_side, 0].min()), float(bounds[~east_side, 2].max())
+    return [west, south, east, north] if east < west else [-180.0, south, 180.0, north]  # else it goes round the world

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -84,6 +85,16 @@ def test_a_dry_run_writes_nothing(crisp, model, scene, tmp_path):
     status, _, err = crisp(tmp_path / "none.tif", scene, *words[2:], "-o", tmp_path / "maps")
     assert status == 1 and "there is no file" in err
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_dry_run_tells_the_same_memory_of_the_same_scene(crisp, tmp_path):
+    """Of all scenes but the first it told what the allocator had not kept of the one before."""
+    scene = write_raster(tmp_path / "scene.tif", random_pixels(3, 512, 512), **UTM)
+    again = shutil.copy(scene, tmp_path / "again.tif")
+    words = ["-o", tmp_path / "maps", "-m", "crisp_nano_aerial", "--tile", 512, "--precision", "float32"]
+    status, out, _ = crisp(scene, again, *words, "--dry-run", "--json")
+    first, second = (plan["evaluation"] for plan in json.loads(out)["plans"])
+    assert status == 0 and (first == 0 or second > first / 4)
 
 
 @pytest.mark.parametrize("how", [["--tile", 64], ["--exact"]])

@@ -137,6 +137,11 @@ def test_a_wrong_model_is_explained(crisp, scene, tmp_path):
     assert status == 1 and "card has 0 means" in err
 
 
+def test_as_one_image_no_tiles_are_announced(crisp, model, scene, tmp_path):
+    status, _, err = crisp(scene, "-o", tmp_path / "map.tif", "-m", tmp_path / "model", "--exact")
+    assert status == 0 and "scene.tif: as one image" in err and "1 tile" not in err
+
+
 @pytest.mark.parametrize(
     ("seconds", "words"),
     [(0.2, "less than a second"), (5, "5 s"), (95, "1 min 35 s"), (3600, "1 h"), (7384, "2 h 3 min")],

@@ -126,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
     from crispseg.predict.progress import Bar
 
     try:
-        with Bar(silent=out.quiet) as bar:
+        with Bar(silent=out.quiet, as_one=args.exact) as bar:
             report = predict_scenes(
                 args.scenes,
                 args.output,

@@ -25,13 +25,18 @@ class _Speed(ProgressColumn):
 
 
 class Bar(Watcher):
-    """Shows one scene at a time; as a context manager it ends the drawing. `silent` shows nothing but warnings."""
+    """Shows one scene at a time; as a context manager it ends the drawing. `silent` shows nothing but warnings;
+    `as_one` says that scenes are run as one image, without tiles."""
 
     def __init__(
-        self, console: Console | None = None, silent: bool = False, every: float = _SECONDS_BETWEEN_LINES
+        self,
+        console: Console | None = None,
+        silent: bool = False,
+        every: float = _SECONDS_BETWEEN_LINES,
+        as_one: bool = False,
     ) -> None:
         self.console = console or Console(stderr=True)
-        self.silent, self.every = silent, every
+        self.silent, self.every, self.as_one = silent, every, as_one
         self.progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -61,7 +66,7 @@ class Bar(Watcher):
         self.task = self.progress.add_task(scene.path, total=pixels, completed=round(tiles_done * self.pixels_per_tile))
         if self.progress.disable and not self.silent:
             self.lines = _Lines(scene.path, plan.tiles, tiles_done, self.pixels_per_tile, self.every)
-            self.say(self.lines.first())
+            self.say(f"{scene.path}: as one image" if self.as_one else self.lines.first())
 
     def tile_done(self) -> None:
         self.progress.advance(self.task, self.pixels_per_tile)

@@ -139,6 +139,13 @@ def test_rooms_are_called_like_their_functions(name):
     assert pickle.loads(pickle.dumps(function)) is function
 
 
+def test_numbers_may_be_numpys_and_names_paths(tmp_path):
+    with pytest.raises(crispseg.UserError, match="nowhere"):
+        names = (tmp_path / name for name in ("a.tif", "b.tif"))
+        options = {"tile": np.int64(512), "pixel_size": np.float32(0.3), "exact": np.bool_(False), "bands": (1, "nir")}
+        crispseg.predict(names, tmp_path, tmp_path / "nowhere", polygons=tmp_path / "all.gpkg", **options)
+
+
 @pytest.mark.parametrize(
     ("call", "said"),
     [
@@ -147,6 +154,21 @@ def test_rooms_are_called_like_their_functions(name):
         (lambda: crispseg.train("no/such/folder"), "no folder no/such/folder"),
         (lambda: crispseg.evaluate("nowhere", "x"), "nowhere"),
         (lambda: crispseg.predict("x.tif", "y.tif", "nowhere"), "nowhere"),
+        (lambda: crispseg.predict("x.tif", "y.tif", tile="512"), "tile must be a whole number, not '512'"),
+        (lambda: crispseg.predict(5, "y.tif"), "scenes must be a path or a list of paths, not 5"),
+        (
+            lambda: crispseg.predict("x.tif", "y.tif", bands="123"),
+            "bands must be a list of whole numbers and text, not '123'",
+        ),
+        (lambda: crispseg.predict("x.tif", "y.tif", confidence="no"), "confidence must be true or false, not 'no'"),
+        (lambda: crispseg.evaluate("nowhere", 5), "data must be Folder or a path, not 5"),
+        (lambda: crispseg.evaluate("nowhere", "x", scales=("1",)), r"scales must be a list of numbers, not \('1',\)"),
+        (lambda: crispseg.train(resume=5), "resume must be a path, not 5"),
+        (lambda: crispseg.train("x", trackers=5), "trackers must be a list of Trackers, not 5"),
+        (lambda: crispseg.export("nowhere", 5), "path must be text or a path, not 5"),
+        (lambda: crispseg.export("nowhere", "x.onnx", say=5), "say must be Say, not 5"),
+        (lambda: crispseg.segment("x.tif", pixel_size="0.3"), "pixel_size must be a number, not '0.3'"),
+        (lambda: crispseg.segment("x.tif", tile=512.0), "tile must be a whole number, not 512.0"),
     ],
 )
 def test_mistakes(call, said):

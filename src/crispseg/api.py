@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from crispseg.config import check_arguments
 from crispseg.errors import UserError
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ def train(
             on the validation images, as fractions), `finished` (False when a signal or `max_minutes` stopped it; then
             `resume=run.out` goes on).
     """
+    check_arguments(train, locals())
     from crispseg.train import loop
 
     if resume is not None:
@@ -116,6 +118,7 @@ def evaluate(
         The counts of every image. `headline` has mIoU, mF1, OA, boundary scores and calibration as fractions; `scores`
             those of each class; `conditions.line` says what they were made under.
     """
+    check_arguments(evaluate, locals())
     from crispseg.data.folder import Folder
     from crispseg.evaluate import Settings, write_report
     from crispseg.evaluate.opening import open_data, training_notes
@@ -221,6 +224,7 @@ def predict(
         One result per scene that was mapped: its `files` and the ground that each class covers. A scene that fails does
             not stop the others; when all are done, a `UserError` names those that failed.
     """
+    check_arguments(predict, locals())
     from crispseg.geo.maps import MapChoice
     from crispseg.geo.polygons import PolygonChoice
     from crispseg.geo.scenes import Reading
@@ -238,7 +242,7 @@ def predict(
         Settings(tile, overlap, tta, precision, device, exact),
         Reading(tuple(map(str, bands)), resolution, require_crs, (), any_values, pixel_size, nodata),
         MapChoice(confidence, probabilities, boundaries, compress),
-        PolygonChoice(polygons, min_area, simplify) if polygons else None,
+        PolygonChoice(os.fspath(polygons), min_area, simplify) if polygons else None,
         Pace(batch_size, workers),
         stac,
     )

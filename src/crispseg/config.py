@@ -8,9 +8,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import numbers
+import os
+import re
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -48,6 +51,21 @@ def checked(hint: Any, value: Any, where: str) -> Any:
     Takes the hints of dataclasses and also TypedDicts, whose unknown keys are kept: files of later versions have more.
     """
     return _convert(hint, value, where)
+
+
+def check_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    """Refuse what a public function was given of another type than its hints say; `given` is its `locals()`.
+
+    Numbers may be numpy's, and text a path. What a class of ours or another library's is hinted for is only kept from
+    plain values: what else it may be, the function knows better.
+    """
+    for name, hint in function.__annotations__.items():
+        if hint == "Any" or name in _TOLD_BETTER or name not in given:
+            continue
+        options = _OPTIONS.split(hint)
+        if not any(_is_of(given[name], option) for option in options):
+            names = dict.fromkeys(_ARGUMENT_NAMES.get(option, option) for option in options if option != "None")
+            raise UserError(f"{name} must be {' or '.join(names)}, not {shown(given[name])}")
 
 
 def check_positive(values: Mapping[str, float | None]) -> None:
@@ -218,4 +236,45 @@ def _convert_scalar(hint: Any, value: Any, where: str) -> Any:
     raise UserError(f"{where} must be {_PLAIN_NAMES.get(hint, hint)}, not {shown(value)}")
 
 
+def _is_of(value: Any, option: str) -> bool:
+    """Whether an argument is of one of the types in its hint."""
+    if option.startswith(("Sequence[", "Iterable[")):
+        inside = _OPTIONS.split(option.partition("[")[2][:-1])
+        items = value if isinstance(value, list | tuple) else ()  # others may be gone when they were looked at
+        return (
+            isinstance(value, Iterable)
+            and not isinstance(value, str)
+            and all(any(_is_of(item, one) for one in inside) for item in items)
+        )
+    if option == "bool":
+        return not isinstance(value, str | None)
+    taken = _TAKEN.get(option)
+    if taken is None:
+        return not isinstance(value, _PLAIN)
+    return isinstance(value, taken) and not isinstance(value, bool)
+
+
+_OPTIONS = re.compile(r" \| (?![^\[]*\])")
+_TOLD_BETTER = ("return", "image", "model", "device")  # torch takes more than names of devices
+_TAKEN: dict[str, tuple[type, ...]] = {
+    "int": (numbers.Integral,),
+    "float": (numbers.Real,),
+    "str": (str, os.PathLike),
+    "StrPath": (str, os.PathLike),
+    "os.PathLike[str]": (os.PathLike,),
+    "None": (type(None),),
+}
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, list, tuple, dict, set)
+_ARGUMENT_NAMES = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "bool": "true or false",
+    "StrPath": "a path",
+    "os.PathLike[str]": "a path",
+    "Sequence[StrPath]": "a list of paths",
+    "Sequence[float]": "a list of numbers",
+    "Sequence[int | str]": "a list of whole numbers and text",
+    "Iterable[Tracker]": "a list of Trackers",
+}
 _PLAIN_NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false", Path: "a path"}

@@ -85,6 +85,7 @@ def export(
     Returns:
         The file's name and size, and the checks that it passed.
     """
+    configs.check_arguments(export, locals())
     from crispseg.models.folder import load
 
     target = Path(path)

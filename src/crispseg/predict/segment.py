@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from crispseg.config import check_arguments
 from crispseg.errors import UserError
 from crispseg.geo.grid import Grid
 from crispseg.geo.scale import at_scale, check_scale, state_size
@@ -83,6 +84,7 @@ def segment(
         any_values: Take pixels that cannot be of the kind the model was trained on (16 bit for an 8-bit model), which
             are refused otherwise.
     """
+    check_arguments(segment, locals())
     check_scale(resolution, pixel_size)
     values.check_nodata(nodata)
     if isinstance(model, SegmentationModel):

@@ -117,6 +117,15 @@ def test_mistakes_are_explained(image, tmp_path):
         segment(image, StandIn(), device="warp9")
 
 
+def test_true_and_false_are_no_pixels(image):
+    """A mask, given by mistake, was mapped as a picture that is nearly black."""
+    model = StandIn().with_card(mean=(90.0,) * 3, dtype="uint8")
+    with pytest.raises(UserError, match="its pixels are true or false, and the model was trained on pixels around 90"):
+        segment(image > 10, model)
+    assert segment(image > 10, model, any_values=True).shape == image.shape[:2]
+    segment(image > 10, StandIn())  # whatever it was trained on
+
+
 def blocks(height=128, width=192, side=32):
     """Large even patches, whose classes survive resampling away from their edges."""
     grey = np.random.default_rng(3).integers(0, 4, (height // side, width // side)) * 20

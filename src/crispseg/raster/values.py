@@ -49,6 +49,8 @@ def unfit(info: ModelInfo, dtype: np.dtype[Any], sample: NDArray[Any]) -> str:
         return f"{has}, and the model was trained on pixels around {_around(info)}"
     if dtype == np.uint8 and min(info.mean) > _BRIGHTEST:
         return f"{has}, and the model was trained on {info.dtype or 'wider'} pixels around {_around(info)}"
+    if dtype.kind == "b" and max(info.mean) > 1:
+        return f"its pixels are true or false, and the model was trained on pixels around {_around(info)}"
     apart = np.abs(sample.mean(axis=1) - info.mean) / np.maximum(info.std, 1e-9)
     if info.dtype not in ("", "uint8") and dtype != np.uint8 and apart.max() > _FAR:
         band = int(apart.argmax())

@@ -82,7 +82,7 @@ def test_push_sends_the_folders_own_files(saved, monkeypatch, capsys):
 
 def test_push_without_a_network_or_a_model_says_so(saved, cache, tmp_path, capsys):
     assert main(["push", str(saved[1]), "org/city"]) == 1
-    assert "cannot push to hf:org/city" in capsys.readouterr().err
+    assert "cannot push to hf:org/city: the hub cannot be reached from here; try again" in capsys.readouterr().err
     (tmp_path / "empty").mkdir()
     with pytest.raises(crispseg.UserError, match="is not a model folder"):
         hub.push(tmp_path / "empty", "org/city")

@@ -14,6 +14,7 @@ from crispseg.reading import reason
 
 PREFIX = "hf:"
 FILES = ("config.json", "model.safetensors", "README.md", "*.jpg", "*.png")  # of a model folder; no code is fetched
+_UNREACHED = "the hub cannot be reached from here"
 _NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -30,7 +31,8 @@ def fetch(word: str) -> Path:
     try:
         return Path(hub.snapshot_download(**wanted))
     except Exception as error:  # requests', httpx' and the hub's own
-        raise UserError(f"cannot fetch {word}: {_why(error)}") from error
+        why = f"{_UNREACHED}, and the model is not in the local cache" if _is_unreached(error) else _why(error)
+        raise UserError(f"cannot fetch {word}: {why}") from error
 
 
 def push(folder: Path, name: str, private: bool = False, message: str = "") -> str:
@@ -49,7 +51,8 @@ def push(folder: Path, name: str, private: bool = False, message: str = "") -> s
             commit_message=message or f"crispseg model {folder.name}",
         )
     except Exception as error:
-        raise UserError(f"cannot push to {PREFIX}{name}: {_why(error)}") from error
+        why = f"{_UNREACHED}; try again where it can" if _is_unreached(error) else _why(error)
+        raise UserError(f"cannot push to {PREFIX}{name}: {why}") from error
     return str(address)
 
 
@@ -66,11 +69,14 @@ def _check_name(name: str) -> None:
         raise UserError(f"a model on the hub is named org/name, not {name!r}")
 
 
+def _is_unreached(error: Exception) -> bool:
+    kind = type(error).__name__
+    return kind in ("OfflineModeIsEnabled", "LocalEntryNotFoundError") or "Connect" in kind or "Timeout" in kind
+
+
 def _why(error: Exception) -> str:
     """What happened, in one sentence with a way out."""
     kind = type(error).__name__
-    if kind in ("OfflineModeIsEnabled", "LocalEntryNotFoundError") or "Connect" in kind or "Timeout" in kind:
-        return "the hub cannot be reached from here, and the model is not in the local cache"
     if kind in ("RepositoryNotFoundError", "GatedRepoError"):
         return "there is no such model, or you may not see it (`hf auth login` signs you in)"
     if kind == "RevisionNotFoundError":

@@ -14,6 +14,7 @@ from crispseg.errors import UserError
 from crispseg.view.rasters import Raster
 from crispseg.view.scene import Files, Scene, sort_files
 from crispseg.view.space import PIXEL, TILE, ZOOM, Box, tile_box, to_degrees, to_metres, zoom_for
+from crispseg.view.windows import Marked, windows_file
 from tests.geo.rasters import UTM, random_pixels, write_raster
 from tests.view.scenes import COLOURS, HEIGHT, WIDTH, make
 
@@ -128,6 +129,10 @@ def test_point_tells_class_confidence_and_place(tmp_path):
     assert answer["values"] == made.image[:, row, column].tolist()
     assert (answer["x"], answer["y"]) == pytest.approx((400_000 + 0.5 * 233.5, 5_000_000 - 0.5 * 155.5), abs=1e-6)
     assert scene.point(0, 0) == {"inside": False}
+    assert scene.point(-75, 0) == {"inside": False}, "no place of the map's reference system"
+    assert scene.classes["a"].raster.pixel(-75, 0) is None
+    with pytest.raises(UserError, match="outside the world"):
+        windows_file(scene, [Marked(-75, 0, 16, 45)])
 
 
 def test_maps_with_other_numbers_are_matched_by_name(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import shlex
 import threading
@@ -108,14 +109,20 @@ class Raster:
         return list(zip(*transform(self.grid.crs, "EPSG:4326", xs, ys), strict=True))
 
     def place(self, longitude: float, latitude: float) -> tuple[float, float]:
-        """(column, row) of a point."""
+        """(column, row) of a point; NaN where the reference system does not reach."""
+        from rasterio._err import CPLE_BaseError
+        from rasterio.errors import RasterioError
         from rasterio.warp import transform
 
         if self.in_pixels:
             x, y = to_metres(longitude, latitude)
             return x / PIXEL, -y / PIXEL
-        xs, ys = transform("EPSG:4326", self.grid.crs, [longitude], [latitude])
-        return self.grid.pixel(xs[0], ys[0])
+        try:
+            xs, ys = transform("EPSG:4326", self.grid.crs, [longitude], [latitude])
+        except (CPLE_BaseError, RasterioError):
+            return math.nan, math.nan
+        column, row = self.grid.pixel(xs[0], ys[0])
+        return (column, row) if math.isfinite(column) and math.isfinite(row) else (math.nan, math.nan)
 
     def tile(self, z: int, x: int, y: int, bands: tuple[int, ...], resampling: Resampling = "nearest") -> Pixels:
         with self._reading() as dataset:
@@ -141,9 +148,10 @@ class Raster:
 
     def pixel(self, longitude: float, latitude: float) -> tuple[int, int, NDArray[Any]] | None:
         """Row, column and values of the pixel under a point; None beside the raster."""
-        column, row = (int(np.floor(v)) for v in self.place(longitude, latitude))
+        column, row = self.place(longitude, latitude)
         if not (0 <= row < self.grid.height and 0 <= column < self.grid.width):
             return None
+        row, column = math.floor(row), math.floor(column)
         with self._reading() as dataset:
             values = dataset.read(window=((row, row + 1), (column, column + 1)))[:, 0, 0]
         return row, column, values

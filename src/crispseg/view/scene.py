@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -245,9 +246,9 @@ class Scene:
         """What is known of the pixel under a point."""
         column, row = self.reference.place(longitude, latitude)
         grid = self.reference.grid
-        column, row = int(np.floor(column)), int(np.floor(row))
         if not (0 <= row < grid.height and 0 <= column < grid.width):
             return {"inside": False}
+        column, row = math.floor(column), math.floor(row)
         found: dict[str, Any] = {"inside": True, "row": row, "column": column}
         if not self.reference.in_pixels:
             x, y = grid.ground(column + 0.5, row + 0.5)

@@ -4,7 +4,10 @@ import os
 import pytest
 
 from crispseg import files
+from crispseg.cli.main import main
 from crispseg.errors import UserError
+from tests.fakedata import fake_own
+from tests.geo.rasters import UTM, random_pixels, write_raster
 
 
 def test_replaces_only_when_whole(tmp_path):
@@ -39,3 +42,26 @@ def test_parent_is_a_file(tmp_path):
     for below in ("f.json", "sub/f.json"):  # for which the system says "File exists" and "Not a directory"
         with pytest.raises(UserError, match=r"cannot write .*f.json: .*file is a file, not a folder"):
             files.write_json(tmp_path / "file" / below, {})
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["export", "crisp_nano_aerial", "-o", "s3://bucket/model.onnx"],
+        ["suggest", "map.tif", "-o", "gs://bucket/windows.gpkg"],
+        ["suggest", "s3://bucket/map.tif"],
+        ["view", "map.tif", "--save", "s3://bucket/page.html"],
+        ["train", "data=x", "out=s3://bucket/run"],
+        ["eval", "crisp_nano_aerial", "x", "--out", "az://bucket/report"],
+    ],
+)
+def test_what_is_written_here_only_takes_no_address(tmp_path, monkeypatch, capsys, words):
+    """It was written to a folder named `s3:`, and told as done."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("map.tif", "map_confidence.tif"):
+        write_raster(tmp_path / name, random_pixels(1, 32, 32), **UTM)
+    fake_own(tmp_path / "x")
+    assert main(words) == 1
+    said = capsys.readouterr().err
+    assert "://bucket/" in said and "is not on this machine" in said
+    assert not list(tmp_path.rglob("*:*")), "nothing is left of it"

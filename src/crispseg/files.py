@@ -19,6 +19,8 @@ from crispseg.errors import UserError
 
 _HERE = hashlib.sha256(platform.node().encode()).hexdigest()[:6]  # this machine, in the names of what it writes aside
 
+_ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/+(.*)", re.DOTALL)  # a Path has lost its second slash
+
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
@@ -60,9 +62,20 @@ def sweep(folder: Path, name: str | None = None) -> None:
                 _remove(Path(entry.path))
 
 
+def refuse_remote(target: str | os.PathLike[str]) -> None:
+    """Refuse an address as the name of what is written here: s3://bucket/x would be a file in a folder named `s3:`."""
+    address = _ADDRESS.match(os.fspath(target))
+    if address:
+        raise UserError(
+            f"{address[1]}://{address[2]} is not on this machine, and only maps and polygons are written elsewhere "
+            "(crisp predict, crisp vectorize); name a file or folder here"
+        )
+
+
 @contextlib.contextmanager
 def explaining(target: str | os.PathLike[str]) -> Iterator[None]:
     """Turn the operating system's refusals about `target` into one sentence."""
+    refuse_remote(target)
     try:
         yield
     except PermissionError as error:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from crispseg.errors import UserError, unknown
-from crispseg.files import explaining, flush_to_disk
+from crispseg.files import explaining, flush_to_disk, refuse_remote
 
 EXISTING = ("refuse", "skip", "replace")
 LOCK = ".lock"  # of a folder that one run at a time may fill
@@ -45,6 +45,8 @@ def check_existing(
     if existing not in EXISTING:
         raise unknown("way to treat existing files", existing, EXISTING)
     paths = list(paths)
+    for path in paths:
+        refuse_remote(path)
     found = [path for path in paths if there(path)]
     if not found or existing == "replace":
         for path in found:

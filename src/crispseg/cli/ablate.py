@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from crispseg.errors import UserError
+from crispseg.files import refuse_remote
 from crispseg.outputs import only_one
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ def run(args: argparse.Namespace) -> None:
     if not args.report:
         check_boundaries(plan, store)
     try:
+        refuse_remote(args.out)
         args.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make the folder {args.out}: {error.strerror}; choose another with --out") from error

@@ -26,7 +26,7 @@ from crispseg.data.plan import DatasetPlan, Item, Wanted
 from crispseg.data.protocol import SPLITS, Protocol, get_protocol, list_protocols
 from crispseg.data.sources import Entry, scan
 from crispseg.errors import UserError, unknown
-from crispseg.files import explaining, replacing, write_json, write_text
+from crispseg.files import explaining, refuse_remote, replacing, write_json, write_text
 from crispseg.outputs import check_existing, only_one
 from crispseg.reading import LARGEST_JSON, parse_json, read_text
 
@@ -130,6 +130,7 @@ def prepare(
     Files that no earlier run wrote are refused, unless `existing` is replace.
     """
     out, choices = Path(out), choices or Choices()
+    refuse_remote(out)
     _make_folder(out)
     with only_one(out, "preparing"):
         journal = _Journal(out, plan.dataset, plan.layout)

@@ -19,7 +19,7 @@ from crispseg.evaluate.pictures import draw_confusion, draw_reliability, draw_wo
 from crispseg.evaluate.places import map_files
 from crispseg.evaluate.result import Evaluation
 from crispseg.evaluate.tables import all_tables
-from crispseg.files import replacing
+from crispseg.files import refuse_remote, replacing
 from crispseg.reading import plain_cell
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ def _make_folder(wanted: str | None, label: str) -> Path:
 def check_free(out: str | os.PathLike[str]) -> None:
     """Refuse a place that holds something, so that no report is mixed with another."""
     folder = Path(out)
+    refuse_remote(folder)
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise UserError(f"{folder} exists and is not an empty folder; choose another place")
 

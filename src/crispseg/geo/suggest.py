@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crispseg.errors import UserError
+from crispseg.files import refuse_remote
 from crispseg.geo.gdal import bounded_cache
 from crispseg.geo.grid import Grid
 from crispseg.geo.ogr import heeding_failures
@@ -61,6 +62,7 @@ def suggest(
     if count < 1 or side < 8:
         raise UserError(f"at least one window of 8 px is needed, not {count} of {side} px")
     target = Path(out) if out is not None else Path(class_map).with_name(f"{Path(class_map).stem}_windows.gpkg")
+    refuse_remote(target)
     if target.suffix.lower() != ".gpkg":
         raise UserError(f"windows are written to a .gpkg file, which holds both layers, not {target}")
     if there(target) and existing != "replace":

@@ -22,7 +22,7 @@ from crispseg.data.drawing import paint, to_rgb
 from crispseg.data.folder import PART
 from crispseg.data.protocol import SPLITS, Protocol, list_protocols
 from crispseg.errors import UserError
-from crispseg.files import replacing, write_json
+from crispseg.files import refuse_remote, replacing, write_json
 from crispseg.outputs import LOCK, there
 from crispseg.reading import read_json
 from crispseg.train.checkpoint import BEST, LAST
@@ -44,6 +44,7 @@ def new_run_folder(wanted: str | None, dataset: str, model: str, verb: str = "tr
     """A folder for a new run: `wanted`, or the next runs/DATASET-MODEL-NUMBER that is free."""
     if wanted is not None:
         folder = Path(wanted)
+        refuse_remote(folder)
         if (folder / CONFIG).exists():
             raise UserError(
                 f"{folder} holds a run already; continue it with `crisp {verb} --resume {shlex.quote(str(folder))}`, "

@@ -4,6 +4,7 @@ import onnx
 import pytest
 
 import crispseg
+from crispseg.cli.export import _summary
 from crispseg.export import quantise
 from crispseg.export.run import export
 from tests.fakedata import fake_own
@@ -27,6 +28,7 @@ def test_layers_with_weights_become_int8_and_the_loss_is_told(tmp_path, model, f
     assert onnx.TensorProto.INT8 in kinds
     assert made.loss.before is not None and 0 <= made.loss.after <= 100
     assert any("points lost" in text for text in said)
+    assert "against the model, before it was quantised, at " in _summary(made)
     assert crispseg.load(tmp_path / "m.onnx").card.precision == "int8"
 
 

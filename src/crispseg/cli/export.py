@@ -94,9 +94,10 @@ def _values(made: Exported) -> dict[str, Any]:
 def _summary(made: Exported) -> str:
     tried = ", ".join("x".join(map(str, check.shape)) for check in made.checks)
     what = "share of pixels that differ" if made.choice.output == "argmax" else "relative error"
+    before = "" if made.loss is None else ", before it was quantised,"
     lines = [
         f"{made.path}: {made.bytes / 2**20:.1f} MiB, {made.choice.precision}, {made.choice.output}, "
         f"made in {made.seconds:.0f} s",
-        f"checked against the model at {tried}: {what} {made.error:.1e}",
+        f"checked against the model{before} at {tried}: {what} {made.error:.1e}",
     ]
     return "\n".join([*lines, *([] if made.loss is None else [made.loss.sentence()])])

@@ -388,6 +388,15 @@ def test_every_georeference_is_kept(tmp_path, kind, profile):
     assert area == pytest.approx(pixel * (expected_classes(pixels) < 255).sum(), rel=0.01)
 
 
+def test_a_model_is_fused_once_for_all_scenes(tmp_path):
+    """Of a thousand small scenes most of the time went into fusing it again for each."""
+    scenes = [smooth_scene(tmp_path / f"{name}.tif")[0] for name in "abc"]
+    model, times = StandIn(), []
+    model.fused = lambda *_, **__: times.append(1) or model
+    report = predict_scenes(scenes, str(tmp_path / "maps"), model, SMALL)
+    assert len(report.results) == 3 and not report.failures and len(times) == 1
+
+
 @pytest.mark.parametrize(("height", "width"), [(1, 1), (1, 90), (90, 1), (33, 32), (2, 65)])
 def test_tiny_and_narrow_scenes(tmp_path, height, width):
     pixels = random_pixels(3, height, width)

@@ -51,8 +51,12 @@ class Work:
     pace: Pace
     keep: bool = False  # the fused model for the next work with the same model
 
-    def bands(self, strips: range, on_tile: Callable[[], None] = lambda: None) -> Generator[Band]:
-        return finished_bands(self.source, self.evaluator(), self.plan, strips, self.products, self.pace, on_tile)
+    def bands(
+        self, strips: range, on_tile: Callable[[], None] = lambda: None, evaluator: Evaluator | None = None
+    ) -> Generator[Band]:
+        """The finished bands of neighbouring strips; `evaluator` is one of an earlier work of these settings."""
+        evaluator = evaluator or self.evaluator()
+        return finished_bands(self.source, evaluator, self.plan, strips, self.products, self.pace, on_tile)
 
     def evaluator(self) -> Evaluator:
         settings = self.settings

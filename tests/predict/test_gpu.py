@@ -7,6 +7,7 @@ from crispseg.models.base import ModelInfo
 from crispseg.predict.bands import Pace, finished_bands
 from crispseg.predict.evaluate import CERTAIN, Evaluator
 from crispseg.predict.plan import make_plan
+from crispseg.predict.work import Settings
 from crispseg.raster.products import Products
 from crispseg.raster.source import ArraySource
 from tests.predict.standins import StandIn
@@ -49,3 +50,10 @@ def test_the_fused_model_gives_the_cpus_probabilities(precision, most):
     expected = Evaluator(model, torch.device("cpu"))(tiles).float() / CERTAIN
     found = Evaluator(model, torch.device("cuda"), precision=precision)(tiles).cpu().float() / CERTAIN
     assert (found - expected).abs().max() < most
+
+
+def test_auto_is_bfloat16_where_the_gpu_multiplies_in_it():
+    model = crispseg.create_model("crisp_nano", num_classes=4)
+    half = torch.cuda.get_device_capability() >= (8, 0)
+    assert Settings(device="cuda").settled(model).precision == ("bfloat16" if half else "float32")
+    assert Settings(device="cuda").settled(StandIn()).precision == "float32"

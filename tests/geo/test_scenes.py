@@ -1,7 +1,9 @@
 import numpy as np
+import pyogrio
 import pytest
 import rasterio
 import rasterio.control
+import shapely
 from rasterio.enums import ColorInterp
 
 from crispseg.errors import UserError
@@ -23,6 +25,28 @@ def test_files_and_folders_are_found_once_and_in_order(tmp_path):
     assert [scene.path for scene in found] == [str(tmp_path / "b.tif"), str(tmp_path / "a.PNG"), "elsewhere.tif"]
     with pytest.raises(UserError, match="holds no rasters"):
         find_scenes([str(tmp_path / "sub.tif")])
+
+
+def test_geopackages_of_shapes_in_a_folder_are_no_scenes(tmp_path):
+    """Labels and polygons lie beside orthophotos; a GeoPackage of tiles is a scene, and what is damaged is told of."""
+    write_raster(tmp_path / "ortho.tif", random_pixels(3, 20, 30), **UTM)
+    with rasterio.open(tmp_path / "ortho.tif") as source:
+        profile = {**source.profile, "driver": "GPKG", "tiled": False}
+        for key in ("blockxsize", "blockysize", "interleave", "compress"):
+            profile.pop(key, None)
+        with rasterio.open(tmp_path / "tiles ä#.gpkg", "w", **profile) as package:
+            package.write(source.read())
+    pyogrio.raw.write(
+        tmp_path / "labels.gpkg",
+        np.array([shapely.to_wkb(shapely.box(0, 0, 1, 1))], object),
+        [np.array([1])],
+        ["class"],
+        geometry_type="Polygon",
+        crs=UTM["crs"],
+    )
+    (tmp_path / "damaged.gpkg").write_bytes(b"no database")
+    found = [scene.path.rpartition("/")[2] for scene in find_scenes([str(tmp_path)])]
+    assert found == ["damaged.gpkg", "ortho.tif", "tiles ä#.gpkg"]
 
 
 @pytest.mark.parametrize(

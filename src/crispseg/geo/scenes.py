@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shlex
+import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -97,10 +99,22 @@ def _scenes_of(word: str, asset: str) -> list[Found]:
         there = sorted(str(path) for path in list_folder(Path(word)) if path.is_file())
     if there is None:
         return [Found(word, _stem(word))]
-    inside = [name for name in there if Path(name).suffix.lower() in _RASTER_ENDINGS]
+    inside = [name for name in there if Path(name).suffix.lower() in _RASTER_ENDINGS and not _holds_no_tiles(name)]
     if not inside:
         raise UserError(f"the folder {word} holds no rasters ({', '.join(sorted(_RASTER_ENDINGS))})")
     return [Found(name, _stem(name)) for name in inside]
+
+
+def _holds_no_tiles(path: str) -> bool:
+    """Whether it is a GeoPackage of shapes, as labels and polygons beside scenes are."""
+    if Path(path).suffix.lower() != ".gpkg" or is_remote(path):
+        return False
+    try:
+        with contextlib.closing(sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True)) as database:
+            kinds = {kind for (kind,) in database.execute("SELECT data_type FROM gpkg_contents")}
+    except sqlite3.Error:  # whoever opens it as a raster says what is wrong
+        return False
+    return kinds.isdisjoint(("tiles", "2d-gridded-coverage"))
 
 
 def _stem(path: str) -> str:

@@ -24,10 +24,10 @@ from crispseg.models.vssd import create_backbone
 from crispseg.train import log as log_room
 from crispseg.train import loop
 from crispseg.train.checkpoint import load_checkpoint, save_checkpoint
-from crispseg.train.config import config_from
+from crispseg.train.config import config_from, train_config
 from crispseg.train.finish import Result
 from crispseg.train.log import MetricsLog, read_metrics
-from crispseg.train.run_folder import new_run_folder, train_config
+from crispseg.train.run_folder import new_run_folder
 from crispseg.train.setup import build_model, open_data
 from crispseg.train.watch import FiniteWatch
 from tests.train import tiny

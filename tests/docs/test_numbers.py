@@ -22,3 +22,13 @@ def test_the_rivals_times_on_a_cpu_have_one_source() -> None:
     assert len(names) == 10
     for name in names:
         assert told[name][-1] == f"{float(measured[name][column]):.0f}", name
+
+
+def test_crisp_nano_beside_the_fast_rivals_is_what_the_table_gives() -> None:
+    differences = rows("benchmarks/results/ablations/rivals.md", "all data: mIoU")
+    for page, form in (("README.md", "by {} "), ("docs/explanation/rivals.md", "{}")):
+        paragraphs = (ROOT / page).read_text(encoding="utf-8").split("\n\n")
+        told = next(paragraph for paragraph in paragraphs if "is ahead of ABCNet" in paragraph)
+        for name in ("ABCNet", "UNetFormer"):
+            nano, rival = (float(differences[who][7].split()[0]) for who in ("CRISP-nano", name))
+            assert form.format(f"{nano - rival:.1f}") in told, (page, name)

@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     scores.add_argument("--worst", type=int, default=12, metavar="N", help="windows drawn as pictures (%(default)s)")
     machine = parser.add_argument_group("machine")
     machine.add_argument("--device", help="cpu, cuda, cuda:1 ... (an accelerator if there is one)")
-    machine.add_argument("--precision", default="float32", choices=("float32", "bfloat16"))
+    machine.add_argument("--precision", default="float32", choices=("float32", "bfloat16"), help="(%(default)s)")
     machine.add_argument("--batch-size", type=int, help="windows evaluated together (as many as fit in memory)")
 
 

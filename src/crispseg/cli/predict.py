@@ -109,7 +109,9 @@ def _add_output(group: Any) -> None:
     )
     group.add_argument("--stac", action="store_true", help="a STAC item beside each map (STAC scenes always get one)")
     group.add_argument("--scratch", metavar="DIR", help="where remote outputs are made (a folder of the user's cache)")
-    group.add_argument("--compress", default="deflate", choices=("deflate", "zstd", "lzw"))
+    group.add_argument(
+        "--compress", default="deflate", choices=("deflate", "zstd", "lzw"), help="how maps are packed (deflate)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -310,3 +310,22 @@ def test_jpg_masks_are_told_to_be_png(tmp_path: Path) -> None:
         path.unlink()
     with pytest.raises(UserError, match="jpg blurs masks: save them as png"):
         open_folder(tmp_path)
+
+
+def test_masks_of_one_bit_follow_the_table(tmp_path: Path) -> None:
+    """Their file says on or off: a table gives on the id 1, or 255 as a picture shows it; nothing may get lost."""
+    root = fake_own(tmp_path / "mine")
+    truth = {}
+    for path in (root / "masks").iterdir():
+        truth[path.stem] = np.asarray(Image.open(path)) == 2
+        Image.fromarray(truth[path.stem]).save(path)
+    tables = [f"name,id\nground,0\nhouse,{on}\n" for on in (1, 255)]
+    tables.append("name,r,g,b\nground,0,0,0\nhouse,255,255,255\n")
+    for table in tables:
+        (root / "classes.csv").write_text(table)
+        folder = open_folder(root)
+        for record in folder.records("train"):
+            assert np.array_equal(folder.read_mask(record), truth[record.name]), table
+    (root / "classes.csv").unlink()
+    with pytest.raises(UserError, match="hold only 0 and 255"):
+        open_folder(root)

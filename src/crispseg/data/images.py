@@ -37,12 +37,13 @@ class Header:
 def read_image(source: Path | bytes, name: str | None = None) -> Array:
     """(H, W, bands) in the file's own type; palette pictures come out as RGB. `name` is for messages."""
     array = _read(source, name or str(source), palette_as_ids=False)
+    array = array * np.uint8(255) if array.dtype == np.bool_ else array
     return array if array.ndim == 3 else array[..., None]
 
 
 def read_mask(source: Path | bytes, name: str | None = None, *, colours: bool = False) -> Array:
     """(H, W) of values or (H, W, 3 or 4) of colours; palette pictures come out as their indices, unless their
-    `colours` are wanted."""
+    `colours` are wanted. A picture of one bit is of type bool: its file does not say whether on is 1 or 255."""
     array = _read(source, name or str(source), palette_as_ids=not colours)
     return array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array
 
@@ -96,6 +97,8 @@ def _picture_header(picture: Any) -> Header:
     return Header(picture.width, picture.height, bands, dtype)
 
 
+_OTHER_COLOURS = ("CMYK", "YCbCr", "LAB", "HSV")
+
 # What numpy makes of pillow's modes, where it is not one uint8 per band; palette pictures count as RGB.
 _MODES = {
     "P": (3, "uint8"),
@@ -115,10 +118,8 @@ def _read(source: Path | bytes, name: str, palette_as_ids: bool) -> Array:
             return np.ascontiguousarray(np.moveaxis(bands, 0, -1))
     with _explaining(name), _pillow(source, name) as picture:
         _refuse_large(_picture_header(picture), name)
-        if picture.mode in ("P", "PA") and not palette_as_ids:
+        if picture.mode in (*_OTHER_COLOURS, *(() if palette_as_ids else ("P", "PA"))):
             picture = picture.convert("RGB")
-        elif picture.mode in ("1", "CMYK", "YCbCr", "LAB", "HSV"):
-            picture = picture.convert("L" if picture.mode == "1" else "RGB")
         array = np.asarray(picture)
         if array.ndim not in (2, 3):
             raise UserError(f"{name} cannot be read as an image: pillow makes {picture.mode} pixels of it")

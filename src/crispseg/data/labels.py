@@ -46,6 +46,7 @@ def encode(
     Mended are the pixels whose colour lay within `tolerance` of a table colour in every channel, and, with
     unknown="ignore", those that no entry explains. Both are off unless asked for.
     """
+    array = _from_bits(array, table) if array.dtype == np.bool_ else array
     one_band = array.ndim == 2 or array.shape[2] == 1
     if one_band and table.by_colour:
         array = _as_greys(array.reshape(array.shape[:2]), table, where)
@@ -61,6 +62,12 @@ def encode(
     if colours.dtype != np.uint8:
         raise UserError(f"{where} is a colour mask of type {colours.dtype}; colour masks must be 8 bit")
     return _encode_colours(colours, table, where, unknown, tolerance)
+
+
+def _from_bits(bits: NDArray[np.bool_], table: ClassTable) -> NDArray[np.uint8]:
+    """A picture of one bit as values: on is 1 where the table gives a meaning to 1, else 255, as in a picture."""
+    on = 1 if not table.by_colour and 1 in (*table.file_values, *table.ignored_values) else 255
+    return bits * np.uint8(on)
 
 
 def _as_greys(array: NDArray[Any], table: ClassTable, where: str) -> NDArray[np.uint8]:

@@ -71,6 +71,7 @@ def _count_values(root: Path, masks: Sequence[Path]) -> dict[int, _Found]:
     found: dict[int, _Found] = {}
     for path in masks:
         array = read_mask(path)
+        array = array * np.uint8(255) if array.dtype == np.bool_ else array  # one bit; nobody has said what on means
         if array.ndim == 3:
             raise _ask_for_colours(root, masks)
         check_whole(array, str(path))

@@ -29,6 +29,13 @@ def test_the_same_table_from_every_format(tmp_path: Path) -> None:
         assert read_class_table(tmp_path / name) == EXPECTED, name
 
 
+def test_words_for_what_is_ignored(tmp_path: Path) -> None:
+    path = tmp_path / "classes.csv"
+    for word in ("1", "1.0", "True", "yes"):
+        path.write_text(f"name,id,ignore\nroad,0,\nroof,1,0.0\nvoid,2,{word}\n")
+        assert read_class_table(path) == ClassTable(("road", "roof"), (), (0, 1), (), (2, 255)), word
+
+
 @pytest.mark.parametrize("name", TABLES)
 def test_known_tables_survive_their_rows(name: str) -> None:
     again = table_from_rows(TABLES[name].to_rows())
@@ -54,6 +61,7 @@ def test_255_may_be_a_class_when_the_table_says_so() -> None:
         ("name,id\n,3\n", "row 1 has no class name"),
         ("name,id\na,3\nb,\n", "some classes have a id"),
         ("name,id\n", "at least one class"),
+        ("name,id,ignore\na,0,\nb,1,WAHR\n", "row 2: ignore is 1 for what is not to be learnt.* not 'WAHR'"),
     ],
 )
 def test_mistakes_have_their_message(text: str, message: str, tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def table_from_rows(rows: Iterable[Mapping[str, Any]], where: str = "the class t
             _colour(row, spot),
             _whole(row.get("id"), spot),
         )
-        if _truth(row.get("ignore")):
+        if _truth(row.get("ignore"), spot):
             if colour is not None:
                 ignored_colours.append(colour)
             if value is not None:
@@ -114,8 +114,17 @@ def _all_or_none(values: Sequence[Any], what: str, where: str) -> list[Any]:
     return given
 
 
-def _truth(value: Any) -> bool:
-    return str(value or "").strip().lower() in ("1", "true", "yes", "y", "ignore")
+def _truth(value: Any, spot: str) -> bool:
+    word = str(value or "").strip().lower()
+    if word not in (*_YES, *_NO):
+        raise UserError(
+            f"{spot}: ignore is 1 for what is not to be learnt, and empty or 0 for a class, not {shown(value)}"
+        )
+    return word in _YES
+
+
+_YES = ("1", "1.0", "true", "yes", "y", "ignore")  # tables with gaps are written with fractions
+_NO = ("", "0", "0.0", "false", "no", "n", "nan", "none", "null")
 
 
 def _whole(value: Any, spot: str) -> int | None:

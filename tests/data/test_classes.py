@@ -62,6 +62,8 @@ def test_255_may_be_a_class_when_the_table_says_so() -> None:
         ("name,id\na,3\nb,\n", "some classes have a id"),
         ("name,id\n", "at least one class"),
         ("name,id,ignore\na,0,\nb,1,WAHR\n", "row 2: ignore is 1 for what is not to be learnt.* not 'WAHR'"),
+        ("name,value\na,1\nb,0\n", "neither an id nor a colour, but numbers as 'value'"),
+        ("name,red,green,blue\na,1,1,1\nb,2,2,2\n", "numbers as 'blue', 'green', 'red'"),
     ],
 )
 def test_mistakes_have_their_message(text: str, message: str, tmp_path: Path) -> None:

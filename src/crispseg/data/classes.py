@@ -79,6 +79,7 @@ def table_from_rows(rows: Iterable[Mapping[str, Any]], where: str = "the class t
     values: list[int | None] = []
     ignored_colours: list[Colour] = []
     ignored_values = {IGNORE}
+    rows = list(rows)
     for number, row in enumerate(rows, 1):
         spot = f"{where}, row {number}"
         name, colour, value = (
@@ -98,6 +99,8 @@ def table_from_rows(rows: Iterable[Mapping[str, Any]], where: str = "the class t
         colours.append(colour)
         values.append(value)
         ignored_values.discard(-1 if value is None else value)
+    if not any(value is not None for value in (*colours, *values)):
+        _refuse_other_numbers(rows, where)
     return ClassTable(
         tuple(names),
         tuple(_all_or_none(colours, "colour", where)),
@@ -105,6 +108,20 @@ def table_from_rows(rows: Iterable[Mapping[str, Any]], where: str = "the class t
         tuple(ignored_colours),
         tuple(sorted(ignored_values)),
     )
+
+
+_COLUMNS = ("name", "id", "r", "g", "b", "colour", "color", "ignore")
+
+
+def _refuse_other_numbers(rows: Sequence[Mapping[str, Any]], where: str) -> None:
+    """Ids or colours under other names: classes would be counted in the order of the rows instead."""
+    others = {key for row in rows for key in row} - set(_COLUMNS)
+    numbers = sorted(repr(key) for key in others if all(str(row.get(key, "")).strip().isdecimal() for row in rows))
+    if numbers:
+        raise UserError(
+            f"{where}: the classes have neither an id nor a colour, but numbers as {', '.join(numbers)}; call the "
+            "values in the masks id, and colours r, g, b"
+        )
 
 
 def _all_or_none(values: Sequence[Any], what: str, where: str) -> list[Any]:

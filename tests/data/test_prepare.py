@@ -205,6 +205,8 @@ def test_interrupted_and_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(Stop):
         prepare(plan, out, track=_stop_after(10))
     assert not (out / "dataset.json").exists()  # nothing that could be taken for a finished folder
+    with pytest.raises(UserError, match="`crisp prepare` has not finished .*out; run the same command again"):
+        open_folder(out)
     with (out / ".prepare.jsonl").open("a") as journal:
         journal.write('{"name": "2_1')  # the line a kill cuts in two
     damaged = out / "masks" / f"{known.POTSDAM_TILES[3]}.png"
@@ -229,6 +231,19 @@ def test_interrupted_and_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     written.clear()
     prepare(plan, out)  # a finished folder is verified and left alone
     assert written == []
+
+
+def test_a_finished_folder_that_is_half_written_anew_is_not_opened(tmp_path: Path) -> None:
+    """Its dataset.json still tells of the bands that the images had."""
+    source, out = fake_potsdam(tmp_path / "source", compositions=("RGB", "IRRG")), tmp_path / "out"
+    prepare(make_plan("potsdam", source), out)
+    other = Choices(images="irrg")
+    with pytest.raises(Stop):
+        prepare(make_plan("potsdam", source, other), out, other, _stop_after(10))
+    with pytest.raises(UserError, match="has not finished"):
+        open_folder(out)
+    prepare(make_plan("potsdam", source, other), out, other)
+    assert open_folder(out).bands == 3
 
 
 def test_all_problems_are_told_at_once(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from crispseg.data.classes import IGNORE, ClassTable
 from crispseg.data.images import SUFFIXES, Array, read_header, read_image, read_mask
 from crispseg.data.labels import Mask, encode, histogram, read_labels
-from crispseg.data.manifest import FOLDERS, Manifest, Statistics, band_sums, read_manifest, statistics_of
+from crispseg.data.manifest import FOLDERS, JOURNAL, Manifest, Statistics, band_sums, read_manifest, statistics_of
 from crispseg.data.protocol import SPLITS, Labels, Protocol, get_protocol, own_protocol
 from crispseg.data.split import (
     UNUSED,
@@ -238,6 +238,8 @@ def find_pairs(root: Path) -> Pairs:
             f"{root} has no folder images/; own data needs images/ and masks/, and the archives of potsdam, "
             f"vaihingen and loveda go through `crisp prepare` first"
         )
+    if (root / JOURNAL).exists():  # some of its files are missing, or of other choices than the rest
+        raise UserError(f"`crisp prepare` has not finished {root}; run the same command again, it continues")
     masks = {variant: _files(root / folder) for variant, folder in FOLDERS.items() if (root / folder).is_dir()}
     if not masks:
         raise UserError(f"{root} has no folder masks/ with a mask for each image")

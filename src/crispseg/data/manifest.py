@@ -17,6 +17,7 @@ from crispseg.reading import read_json
 FORMAT = 1
 FOLDERS = {"full": "masks", "eroded": "masks_eroded"}  # label variant -> folder
 MANIFEST = "dataset.json"
+JOURNAL = ".prepare.jsonl"  # there as long as `crisp prepare` is not finished
 
 
 class FileFacts(TypedDict):

@@ -21,7 +21,16 @@ from crispseg.data import known
 from crispseg.data.classes import IGNORE, ClassTable
 from crispseg.data.images import Array, Header, read_header, read_image
 from crispseg.data.labels import LabelError, Mask, Unknown, histogram, read_labels
-from crispseg.data.manifest import FOLDERS, MANIFEST, FileFacts, ImageEntry, band_sums, check_entry, read_manifest
+from crispseg.data.manifest import (
+    FOLDERS,
+    JOURNAL,
+    MANIFEST,
+    FileFacts,
+    ImageEntry,
+    band_sums,
+    check_entry,
+    read_manifest,
+)
 from crispseg.data.plan import DatasetPlan, Item, Wanted
 from crispseg.data.protocol import SPLITS, Protocol, get_protocol, list_protocols
 from crispseg.data.sources import Entry, scan
@@ -31,7 +40,6 @@ from crispseg.outputs import check_existing, only_one
 from crispseg.reading import LARGEST_JSON, parse_json, read_text
 
 DATASETS = ("potsdam", "vaihingen", "loveda")
-_JOURNAL = ".prepare.jsonl"
 _SHOWN = 40  # problems listed before "and N more"
 
 Track = Callable[[Iterable[Item], str, int], Iterator[Item]]  # wraps a loop to show its progress
@@ -250,7 +258,7 @@ class _Journal:
     """What is finished: from the manifest of a complete run, and from the lines of one that was interrupted."""
 
     def __init__(self, out: Path, dataset: str, layout: str) -> None:
-        self._out, self._path, self._kind = out, out / _JOURNAL, f"{dataset} in the {layout} layout"
+        self._out, self._path, self._kind = out, out / JOURNAL, f"{dataset} in the {layout} layout"
         self._classes = len(known.TABLES[dataset].names)
         self.entries: dict[str, ImageEntry] = {}
         manifest = read_manifest(out)

@@ -109,5 +109,8 @@ def test_split_file(tmp_path: Path) -> None:
     path.write_text("file,part\na,train\n")
     with pytest.raises(UserError, match="first line `name,split`"):
         read_split(path, ["a"])
+    path.write_text("name,split\na,train\na.png,train\nb,val\na.tif,val\n")
+    with pytest.raises(UserError, match="line 5: 'a' is in train already"):
+        read_split(path, ["a", "b"])
     with pytest.raises(UserError, match="no split file"):
         read_split(tmp_path / "none.csv", ["a"])

@@ -146,7 +146,8 @@ def read_split(path: str | Path, names: Iterable[str]) -> dict[str, str]:
         name = name if name in known_names else Path(name).stem
         if name not in known_names:
             raise UserError(f"{path}, line {number}: there is no image {shown(row['name'])} in images/")
-        split[name] = _kind(row)
+        if split.setdefault(name, _kind(row)) != _kind(row):
+            raise UserError(f"{path}, line {number}: {shown(name)} is in {split[name]} already; keep one of the lines")
     return check_split(split, known_names, str(path))
 
 

@@ -233,6 +233,11 @@ def test_manifest_makes_opening_cheap(tmp_path: Path) -> None:
     ]
     (root / "dataset.json").write_text(json.dumps({"classes": folder.table.to_rows(), "images": images}))
     assert open_folder(root).statistics().mean == (5, 5, 5)
+    record = open_folder(root).records("train")[0]
+    with Image.open(record.image) as picture:
+        picture.resize((2 * 88, 2 * 72)).save(record.image)
+    with pytest.raises(UserError, match="is 176 x 144 px, but dataset.json notes 88 x 72 px"):
+        open_folder(root).read_image(record)
 
 
 def as_palette(path: Path, order: list[int]) -> None:

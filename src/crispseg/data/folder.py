@@ -19,7 +19,16 @@ import numpy as np
 from crispseg.data.classes import IGNORE, ClassTable
 from crispseg.data.images import SUFFIXES, Array, read_header, read_image, read_mask
 from crispseg.data.labels import Mask, encode, histogram, read_labels
-from crispseg.data.manifest import FOLDERS, JOURNAL, Manifest, Statistics, band_sums, read_manifest, statistics_of
+from crispseg.data.manifest import (
+    FOLDERS,
+    JOURNAL,
+    MANIFEST,
+    Manifest,
+    Statistics,
+    band_sums,
+    read_manifest,
+    statistics_of,
+)
 from crispseg.data.protocol import SPLITS, Labels, Protocol, get_protocol, own_protocol
 from crispseg.data.split import (
     UNUSED,
@@ -90,6 +99,11 @@ class Folder:
             raise UserError(
                 f"{record.image} has {array.shape[2]} bands of {array.dtype}, the others of {self.root} have "
                 f"{self.bands} of {self.dtype}"
+            )
+        if array.shape[:2] != (record.height, record.width) and record.window is None:
+            raise UserError(
+                f"{record.image} is {array.shape[1]} x {array.shape[0]} px, but {MANIFEST} notes {record.width} x "
+                f"{record.height} px; put the old one back, or prepare the folder again"
             )
         return _cut(array, record.window)
 

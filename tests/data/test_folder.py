@@ -266,6 +266,23 @@ def test_palette_masks_count_by_their_colours_where_the_table_has_no_ids(tmp_pat
     assert all(",".join(map(str, colour)) in str(caught.value) for colour in OWN_COLOURS)
 
 
+def test_a_palette_that_contradicts_the_ids_is_refused(tmp_path: Path) -> None:
+    """Ids and colours are given, and the masks were stored as palettes in the order of first use."""
+    root = fake_own(tmp_path, colour=True)
+    rows = [f"{n},{i},{r},{g},{b}" for i, (n, (r, g, b)) in enumerate(zip(OWN_NAMES, OWN_COLOURS, strict=True))]
+    (root / "classes.csv").write_text("\n".join(["name,id,r,g,b", *rows]) + "\n")
+    truth = open_folder(root)
+    expected = {record.name: truth.read_mask(record) for record in truth.records("train")}
+    for order in ([0, 1, 2], [0, 2, 1]):
+        for path in (root / "masks").iterdir():
+            as_palette(path, order)
+        if order == [0, 1, 2]:
+            folder = open_folder(root)
+            assert all(np.array_equal(folder.read_mask(r), expected[r.name]) for r in folder.records("train"))
+    with pytest.raises(UserError, match=r"value 1 is shown in the colour 200,30,30, .* gives to id 2; take the column"):
+        open_folder(root)
+
+
 def test_one_band_masks_need_ids_or_greys(tmp_path: Path) -> None:
     fake_own(tmp_path)
     (tmp_path / "classes.csv").write_text("name,r,g,b\na,10,0,0\nb,0,10,0\nc,0,0,10\n")

@@ -17,8 +17,8 @@ from typing import Literal
 import numpy as np
 
 from crispseg.data.classes import IGNORE, ClassTable
-from crispseg.data.images import SUFFIXES, Array, read_header, read_image, read_mask
-from crispseg.data.labels import Mask, encode, histogram, read_labels
+from crispseg.data.images import SUFFIXES, Array, read_header, read_image
+from crispseg.data.labels import Mask, encode, histogram, read_labels, read_table_mask
 from crispseg.data.manifest import (
     FOLDERS,
     JOURNAL,
@@ -113,7 +113,7 @@ class Folder:
         if path is None:
             there = ", ".join(record.masks) or "none"
             raise UserError(f"{record.name} in {self.root} has no {labels} labels (there: {there})")
-        array = read_mask(path, colours=self.table.by_colour)
+        array = read_table_mask(path, self.table)
         if array.shape[:2] != (record.height, record.width) and record.window is None:
             raise UserError(
                 f"{path} is {array.shape[1]} x {array.shape[0]} px, but its image is {record.width} x {record.height}"

@@ -13,7 +13,7 @@ from crispseg.data.classes import IGNORE, ClassTable
 from crispseg.data.drawing import Thumbnails, draw_contact_sheet, draw_thumbnails
 from crispseg.data.folder import Pairs, find_pairs, open_folder
 from crispseg.data.images import Array, read_image, read_mask
-from crispseg.data.labels import Mask, encode, histogram, is_lossy
+from crispseg.data.labels import Mask, encode, histogram, is_lossy, read_table_mask
 from crispseg.data.manifest import Statistics, band_sums, statistics_of
 from crispseg.data.shares import SplitShares, neighbours, split_shares
 from crispseg.data.tables import Classes, find_table, has_table
@@ -164,7 +164,7 @@ def _count_mask(report: Report, path: Path, image: Array, mask_path: Path | None
         report.problems.append(f"image {path.name} has no mask")
         return None
     try:
-        array = read_mask(mask_path, colours=report.table is not None and report.table.by_colour)
+        array = read_table_mask(mask_path, report.table) if report.table else read_mask(mask_path)
         if array.shape[:2] != image.shape[:2]:
             report.problems.append(
                 f"{mask_path.name} is {array.shape[1]} x {array.shape[0]} px, but its image is "

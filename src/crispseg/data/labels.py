@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crispseg.data.classes import IGNORE, ClassTable, Colour
-from crispseg.data.images import read_mask
+from crispseg.data.images import read_mask, read_palette
 from crispseg.errors import UserError
 
 Mask = NDArray[np.uint8]  # (H, W), class ids from 0, IGNORE where nothing is to be learnt or scored
@@ -34,8 +34,36 @@ def read_labels(
 ) -> tuple[Mask, int]:
     """A mask file as class ids; see `encode`. A palette picture's colours count, not the order they are stored in,
     where the table knows classes by colour alone."""
-    array = read_mask(source, name, colours=table.by_colour)
+    array = read_table_mask(source, table, name)
     return encode(array, table, name or str(source), unknown=unknown, tolerance=tolerance)
+
+
+def read_table_mask(source: Path | bytes, table: ClassTable, name: str | None = None) -> NDArray[Any]:
+    """A mask file's array as the table wants it: colours of a palette picture, or its indices."""
+    array = read_mask(source, name, colours=table.by_colour)
+    if table.colours and table.values and array.ndim == 2 and array.dtype == np.uint8:
+        palette = read_palette(source, name)
+        if palette is not None:
+            _refuse_other_order(array, palette, table, name or str(source))
+    return array
+
+
+def _refuse_other_order(array: NDArray[Any], palette: NDArray[np.uint8], table: ClassTable, where: str) -> None:
+    """A palette of the table's own colours whose order is another than its ids: one of the two is wrong."""
+    ids = dict(zip(table.colours, table.file_values, strict=True))
+    colours = [tuple(colour) for colour in palette.tolist()]
+    if all(value < len(colours) and colours[value] == colour for colour, value in ids.items()):
+        return  # the usual case, in which nothing need be counted
+    learnt = [value for value in _count_values(array) if value not in table.ignored_values]
+    shown = {value: colours[value] for value in learnt if value < len(colours)}
+    meant = {v: ids[colour] for v, colour in shown.items() if colour in ids}
+    strange = any(colour not in (*ids, *table.ignored_colours) for colour in shown.values())
+    other = next((v for v, own in meant.items() if own != v), None)
+    if len(shown) > 1 and not strange and other is not None:
+        raise LabelError(
+            f"{where}: value {other} is shown in the colour {','.join(map(str, shown[other]))}, which the class table "
+            f"gives to id {meant[other]}; take the column id out of it if the colours are right, or else r, g, b"
+        )
 
 
 def encode(

@@ -185,6 +185,15 @@ def test_zip_inside_a_zip(tmp_path: Path) -> None:
         make_plan("potsdam", tmp_path / "packed.zip")
 
 
+def test_a_zip_with_backslashes(tmp_path: Path) -> None:
+    """Older .NET, and so Compress-Archive of Windows, does not write the slashes of the format."""
+    source = fake_loveda(tmp_path / "source")
+    with zipfile.ZipFile(tmp_path / "LoveDA.zip", "w") as archive:
+        for file in sorted(source.rglob("*.png")):
+            archive.write(file, str(file.relative_to(source)).replace("/", "\\"))
+    assert len(make_plan("loveda", tmp_path / "LoveDA.zip").items) == len(make_plan("loveda", source).items)
+
+
 class Stop(Exception):
     pass
 

@@ -108,7 +108,7 @@ def _scan_zip(file: Path | _Slice, below: PurePosixPath, found: Scan) -> None:
         found.problems.append(f"{below} is not a readable zip archive ({reason(error)}); download it again")
         return
     for member in archive.infolist():
-        path = below / member.filename
+        path = below / member.filename.replace("\\", "/")  # some writers on Windows put these
         if not member.filename or member.is_dir() or path.name.startswith(".") or "__MACOSX" in path.parts:
             continue
         if path.suffix.lower() != ".zip":

@@ -82,6 +82,10 @@ def test_csv(tmp_path):
     path.write_bytes(b"\xef\xbb\xbfname,split\r\n a , train\r\n\r\nb\r\nc,val,more\r\n")
     rows = reading.read_csv(path, ("name", "split"), "split file")
     assert rows == [{"name": "a ", "split": "train"}, {"name": "b", "split": ""}, {"name": "c", "split": "val"}]
+    path.write_text("name;split\na;train\n")
+    for columns in (("name", "split"), ()):
+        with pytest.raises(UserError, match=r"a\.csv is separated by semicolons; save it as CSV with commas"):
+            reading.read_csv(path, columns, "split file")
     path.write_text("name,split\n" + "x" * 140_000 + ",train\n")
     with pytest.raises(UserError, match="field larger than field limit"):
         reading.read_csv(path, ("name", "split"), "split file")

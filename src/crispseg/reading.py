@@ -219,6 +219,8 @@ def read_csv(path: str | os.PathLike[str], columns: Iterable[str], what: str) ->
     except csv.Error as error:
         raise UserError(f"{path} cannot be read as CSV: {reason(error)}") from error
     names = [name.strip() for name in lines[0]] if lines else []
+    if len(names) == 1 and ";" in names[0]:
+        raise UserError(f"{path} is separated by semicolons; save it as CSV with commas")
     if not set(columns) <= set(names):
         raise UserError(f"{path} must have a first line `{','.join(columns)}`")
     return [dict(zip(names, [*line, *[""] * (len(names) - len(line))], strict=False)) for line in lines[1:]]

@@ -12,8 +12,9 @@ from PIL import Image
 from crispseg.cli.main import main
 from crispseg.data import inspect
 from crispseg.data.folder import open_folder
+from crispseg.data.prepare import make_plan, prepare
 from crispseg.errors import UserError
-from tests.fakedata import fake_own
+from tests.fakedata import fake_loveda, fake_own
 
 
 def test_report_counts_what_is_there(tmp_path: Path) -> None:
@@ -99,6 +100,16 @@ def test_split_and_its_classes_are_shown(tmp_path: Path) -> None:
     assert "train" in str(report) and "hints: 1" in str(report)
     (root / "split.csv").write_text("\n".join(["name,split", *rows[1:]]))
     assert "does not say which split 1 images belong to" in inspect(root).problems[0]
+
+
+def test_images_for_test_may_have_no_mask(tmp_path: Path) -> None:
+    """LoveDA's Test has none."""
+    prepare(make_plan("loveda", fake_loveda(tmp_path / "source")), tmp_path / "out")
+    report = inspect(tmp_path / "out")
+    assert report.problems == [] and report.split is not None
+    assert "6 images for test or unused have no mask: they cannot be scored" in report.hints
+    (tmp_path / "out" / "masks" / "val_rural_9.png").unlink()
+    assert inspect(tmp_path / "out").problems == ["image val_rural_9.png has no mask"]
 
 
 def test_classes_without_names_get_a_table_to_write(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections import Counter
 from pathlib import Path
@@ -16,6 +17,7 @@ from crispseg.data.images import Array, read_image, read_mask
 from crispseg.data.labels import Mask, encode, histogram, is_lossy, read_table_mask
 from crispseg.data.manifest import Statistics, band_sums, statistics_of
 from crispseg.data.shares import SplitShares, neighbours, split_shares
+from crispseg.data.split import UNUSED, read_split
 from crispseg.data.tables import Classes, find_table, has_table
 from crispseg.errors import UserError
 
@@ -111,6 +113,8 @@ def inspect(root: str | Path, classes: Classes | None = None, thumbnails: int = 
             report.problems.append(str(error))
     report.problems += [f"mask {masks[name].name} has no image" for name in masks if name not in pairs.images]
     _look_at_images(report, pairs, masks, thumbnails)
+    labelled = {name for variant in pairs.masks.values() for name in variant}
+    _look_at_bare(report, [path for name, path in pairs.images.items() if name not in labelled], list(pairs.images))
     if lossy:
         report.problems.append(f"{len(lossy)} masks are jpg, which blurs ids and colours, e.g. {lossy[0]}; use png")
     if len(report.kinds) > 1:
@@ -159,9 +163,19 @@ def _count_image(report: Report, path: Path, image: Array, totals: dict[int, Arr
         )
 
 
+def _look_at_bare(report: Report, bare: list[Path], names: list[str]) -> None:
+    """Images without masks: nothing is learnt from those that split.csv has for test or unused, as LoveDA's Test."""
+    split: dict[str, str] = {}
+    with contextlib.suppress(UserError):  # told of when the split is looked at
+        split = read_split(report.root / "split.csv", names)
+    needed = [path for path in bare if split.get(path.stem) not in ("test", UNUSED)]
+    report.problems += [f"image {path.name} has no mask" for path in needed]
+    if len(needed) < len(bare):
+        report.hints.append(f"{len(bare) - len(needed)} images for test or unused have no mask: they cannot be scored")
+
+
 def _count_mask(report: Report, path: Path, image: Array, mask_path: Path | None) -> Mask | None:
     if mask_path is None:
-        report.problems.append(f"image {path.name} has no mask")
         return None
     try:
         array = read_table_mask(mask_path, report.table) if report.table else read_mask(mask_path)

@@ -182,6 +182,11 @@ def test_faults_of_a_folder(tmp_path: Path) -> None:
     (root / "dataset.json").write_text("[")
     with pytest.raises(UserError, match=r"dataset\.json cannot be read"):
         open_folder(root)
+    (root / "images").rename(root / "train")
+    (root / "images").mkdir()
+    (root / "train").rename(root / "images" / "train")
+    with pytest.raises(UserError, match=r"file but folders, which are not looked into: put the files into images/"):
+        open_folder(root)
 
 
 def test_an_image_with_other_bands_is_refused_when_read(tmp_path: Path) -> None:

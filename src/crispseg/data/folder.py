@@ -259,7 +259,9 @@ def find_pairs(root: Path) -> Pairs:
         raise UserError(f"{root} has no folder masks/ with a mask for each image")
     images = _files(root / "images")
     if not images:
-        raise UserError(f"{root / 'images'} holds no {', '.join(SUFFIXES)} file")
+        deeper = any(path.is_dir() for path in list_folder(root / "images"))
+        where = " but folders, which are not looked into: put the files into images/ itself" if deeper else ""
+        raise UserError(f"{root / 'images'} holds no {', '.join(SUFFIXES)} file{where}")
     return Pairs(images, masks)
 
 

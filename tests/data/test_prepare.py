@@ -145,6 +145,18 @@ def test_complete_labels_are_preferred_to_the_participants(tmp_path: Path) -> No
     assert len(prepare(plan, tmp_path / "out")["images"]) == 33
 
 
+def test_labels_in_a_folder_of_another_name_are_no_images(tmp_path: Path) -> None:
+    """Images and full labels of Vaihingen are called alike."""
+    source = fake_vaihingen(tmp_path / "source")
+    main = source / "ISPRS_semantic_labeling_Vaihingen"
+    shutil.rmtree(main / "gts_for_participants")
+    (source / f"{main.name}_ground_truth_COMPLETE").rename(main / "reference")
+    with pytest.raises(UserError, match=r"both .*/reference/.*area1.tif and .*/top/.*area1.tif may be the image"):
+        check(make_plan("vaihingen", source, Choices(labels="eroded")))
+    (main / "reference").rename(main / "labels")
+    check(make_plan("vaihingen", source))
+
+
 def test_geoseg_folders_of_original_tiles(tmp_path: Path) -> None:
     """train_images, train_masks, ... hold the official files, sorted by the user."""
     flat = fake_vaihingen(tmp_path / "flat")

@@ -40,4 +40,19 @@ def plan(entries: Sequence[Entry], wanted: Wanted = "both") -> DatasetPlan:
     if not triples and any(_PATCH.match(entry.path.stem) for entry in entries):
         return geoseg_patches_plan("vaihingen", entries, _PATCH, BANDS)
     items, missing = pick_tiles(collect(triples), known.VAIHINGEN_TILES, wanted, ARCHIVES)
-    return DatasetPlan("vaihingen", "isprs", known.ISPRS, items, BANDS, missing=missing)
+    return DatasetPlan("vaihingen", "isprs", known.ISPRS, items, BANDS, problems=_two_folders(triples), missing=missing)
+
+
+def _two_folders(triples: Sequence[tuple[str, str, Entry]]) -> list[str]:
+    """Full labels in a folder of another name pass for images; then an area has two."""
+    folders: dict[str, dict[str, Entry]] = {}
+    for area, role, entry in triples:
+        if role == "image":
+            folders.setdefault(area, {}).setdefault(entry.folder, entry)
+    twice = next((list(found.values()) for found in folders.values() if len(found) > 1), None)
+    if twice is None:
+        return []
+    return [
+        f"both {twice[0].path} and {twice[1].path} may be the image: give the folder of the full labels the name "
+        "labels, or move away what is not wanted"
+    ]

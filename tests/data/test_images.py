@@ -45,6 +45,16 @@ def test_tif_of_any_bands_and_type(dtype: str, bands: int, tmp_path: Path) -> No
         assert read_header(source, "a.tif") == Header(9, 7, bands, dtype)
 
 
+@pytest.mark.parametrize("bits", [2, 4])
+def test_ids_of_a_tif_of_few_bits(bits: int, tmp_path: Path) -> None:
+    """GIS programs store few classes in few bits; the values are ids, no shares of white."""
+    ids = np.arange(30).reshape(5, 6).astype(np.uint8) % 2**bits
+    for kind in ("minisblack", "palette"):
+        write(tmp_path / "x.tif", ids[..., None], nbits=bits, photometric=kind)
+        assert np.array_equal(read_mask(tmp_path / "x.tif"), ids), kind
+    assert read_header(tmp_path / "x.tif").bands == 3  # a palette is still shown as colours
+
+
 def test_png_of_any_depth(tmp_path: Path) -> None:
     deep = (np.random.default_rng(0).random((7, 9, 3)) * 60000).astype(np.uint16)
     write(tmp_path / "rgb16.png", deep, "PNG")

@@ -213,7 +213,8 @@ def _needs_rasterio(source: Path | bytes, name: str) -> bool:
         return False
     try:
         with _explaining(name), _pillow(source, name) as picture:
-            return (picture.mode, picture.tag_v2.get(_SAMPLES, 1)) not in _PLAIN_TIFS
+            few = picture.mode == "L" and picture.tag_v2.get(_BITS, (8,))[0] < 8  # pillow spreads them over 0 to 255
+            return few or (picture.mode, picture.tag_v2.get(_SAMPLES, 1)) not in _PLAIN_TIFS
     except UserError:
         return True
 
@@ -224,6 +225,7 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 _PLAIN_TIFS = {("1", 1), ("L", 1), ("P", 1), ("I;16", 1), ("F", 1), ("RGB", 3), ("RGBX", 4), ("RGBA", 4)}
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 # numbers of tif tags; the last is GDAL's
+_BITS = 258
 _SAMPLES, _STRIPS, _STRIP_BYTES, _TILES, _TILE_BYTES, _NODATA = 277, 273, 279, 324, 325, 42113
 
 

@@ -132,6 +132,19 @@ def test_a_member_that_cannot_be_unpacked(method: int, tmp_path: Path) -> None:
         found.entries[0].open()
 
 
+@pytest.mark.parametrize(("place", "value", "message"), [(8, 9, "not supported"), (6, 1, "encrypted")])
+def test_a_member_that_is_packed_otherwise(place: int, value: int, message: str, tmp_path: Path) -> None:
+    """Windows packs files of more than 2 GB by its own method, 9; such an archive is no bad download."""
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("images/x.png", b"x" * 99)
+    data = bytearray(path.read_bytes())
+    data[place] = data[data.index(b"PK\1\2") + place + 2] = value
+    path.write_bytes(data)
+    with pytest.raises(UserError, match=rf"{message}.*; unzip the archive first"):
+        scan(path).entries[0].open()
+
+
 def test_a_member_that_claims_ten_gibibytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr("x.png", b"x")

@@ -129,9 +129,9 @@ def _reader(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: PurePosixPa
         try:
             return archive.read(member)
         except _BROKEN as error:
-            raise UserError(
-                f"{path} cannot be taken out of its archive ({reason(error)}); download it again"
-            ) from error
+            # packed as Windows packs large files, or with a password: there is nothing wrong with the download
+            how = "unzip the archive first" if isinstance(error, RuntimeError) else "download it again"
+            raise UserError(f"{path} cannot be taken out of its archive ({reason(error)}); {how}") from error
 
     return read
 

@@ -352,6 +352,9 @@ def test_loveda_pairs_are_checked(tmp_path: Path) -> None:
         check(make_plan("loveda", source))
     assert "1 images have no label: train_urban_1" in str(caught.value)
     assert "1 labels have no image: val_urban_6" in str(caught.value)
+    run_prepare("loveda", "--source", str(source), "--out", str(tmp_path / "out"), "--allow-missing")
+    folder = open_folder(tmp_path / "out", protocol="loveda/val7")
+    assert {kind: len(records) for kind, records in folder.splits.items()} == {"train": 5, "val": 5, "test": 0}
 
 
 def test_what_is_not_the_data_set(tmp_path: Path) -> None:

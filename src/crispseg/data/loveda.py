@@ -46,7 +46,7 @@ def _official(entries: Sequence[Entry]) -> DatasetPlan:
         sorted(items.values(), key=_in_number_order),
         BANDS,
         1024,
-        unpaired(list(items.values()), unlabelled_prefix="test_"),
+        missing=unpaired(list(items.values()), unlabelled_prefix="test_"),
     )
 
 

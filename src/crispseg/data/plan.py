@@ -102,11 +102,11 @@ def mmseg_plan(
             triples.append((name, "image" if kind == "img_dir" else variant, entry))
     items = collect(triples)
     plan = DatasetPlan(dataset, "mmsegmentation", table, sorted(items.values(), key=lambda item: item.name), bands)
-    plan.problems = unpaired(plan.items, unlabelled_prefix="test_")
+    plan.missing = unpaired(plan.items, unlabelled_prefix="test_")
     if tile_name:
         plan.problems += [f"{name} is not named after a tile" for name in items if not tile_name.match(name)]
     gone = [tile for tile in tiles if not any(name.startswith(f"{tile}_") for name in items)]
-    plan.missing = [f"no crops of {len(gone)} of {len(tiles)} tiles: {', '.join(gone)}"] if gone else []
+    plan.missing += [f"no crops of {len(gone)} of {len(tiles)} tiles: {', '.join(gone)}"] if gone else []
     return plan
 
 
@@ -126,7 +126,7 @@ def geoseg_patches_plan(
             triples.append((name, "image" if kind[1] == "images" else variant, entry))
     items = collect(triples)
     plan = DatasetPlan(dataset, "geoseg patches", table, sorted(items.values(), key=lambda item: item.name), bands)
-    plan.problems = unpaired(plan.items)
+    plan.missing = unpaired(plan.items)
     plan.black_is_padding = True
     plan.remarks = [
         "GeoSeg pads its patches at the top and left, and some versions label the padding as class 0; rows and "

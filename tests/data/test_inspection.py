@@ -112,6 +112,15 @@ def test_images_for_test_may_have_no_mask(tmp_path: Path) -> None:
     assert inspect(tmp_path / "out").problems == ["image val_rural_9.png has no mask"]
 
 
+def test_folders_in_images_are_told(tmp_path: Path) -> None:
+    root = fake_own(tmp_path / "mine", colour=True)
+    for kind in ("images", "masks"):
+        (root / kind / "north").mkdir()
+        (root / kind / "site0_part0.png").rename(root / kind / "north" / "site0_part0.png")
+    report = inspect(root)
+    assert report.images == 5 and "images/ holds folders, which are not looked into: north" in report.hints
+
+
 def test_classes_without_names_get_a_table_to_write(tmp_path: Path) -> None:
     root = fake_own(tmp_path / "mine")
     for path in (root / "masks").iterdir():

@@ -20,6 +20,7 @@ from crispseg.data.shares import SplitShares, neighbours, split_shares
 from crispseg.data.split import UNUSED, read_split
 from crispseg.data.tables import Classes, find_table, has_table
 from crispseg.errors import UserError
+from crispseg.reading import list_folder
 
 _MOST_LISTED = 20  # faults of one kind in the report; all of them are in `problems`
 
@@ -121,6 +122,9 @@ def inspect(root: str | Path, classes: Classes | None = None, thumbnails: int = 
         report.problems.append(f"images differ in bands or type: {', '.join(report.kinds)}")
     if report.table is not None and not has_table(root, classes):
         report.hints.append(_name_the_classes(root, report.table))
+    deeper = [path.name for path in list_folder(root / "images") if path.is_dir() and not path.name.startswith(".")]
+    if deeper:
+        report.hints.append(f"images/ holds folders, which are not looked into: {', '.join(deeper[:5])}")
     if not report.problems:
         _look_at_split(report, classes)
     return report

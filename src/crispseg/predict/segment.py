@@ -96,15 +96,15 @@ def segment(
         warnings.warn(told, stacklevel=2)
     check_card(model)
     check_tile(tile)
+    settings = Settings(tile, overlap, tta, precision, device, exact).settled(model)
     source, remarks = _source(image, model, _Shown(resolution, pixel_size, any_values, nodata))
     for remark in remarks:
         warnings.warn(remark, stacklevel=2)
     plan = make_plan(source.height, source.width, tile, overlap)
-    settings = Settings(tile, overlap, tta, precision, device, exact).settled(model)
     was_training = model.training
     classes = np.empty((source.height, source.width), np.uint8)
     try:
-        work = Work(source, model, plan, settings, Products(), Pace(batch_size, workers), keep=True)
+        work = Work(source, model, plan, settings, Products(), Pace(batch_size, workers))
         engine = find_engine("exact" if exact else "local")
         for band in engine.bands(work, [range(plan.strips)], lambda: None):
             classes[band.top : band.top + len(band.classes)] = band.classes

@@ -32,7 +32,10 @@ class Settings:
     exact: bool = False  # the scene as one image instead of tiles
 
     def settled(self, model: SegmentationModel) -> Settings:
-        """With the precision that `auto` stands for: bfloat16 where model and device are made for it."""
+        """With the precision that `auto` stands for: bfloat16 where model and device are made for it. Refuses what does
+        not go together."""
+        if self.exact and (self.tta != "none" or self.precision == "bfloat16"):
+            raise UserError("--exact runs the scene once, in float32: leave out --tta and --precision")
         if self.precision not in (AUTO, *PRECISIONS):
             raise unknown("precision", self.precision, (AUTO, *PRECISIONS))
         if self.precision != AUTO:
@@ -49,18 +52,15 @@ class Work:
     settings: Settings
     products: Products
     pace: Pace
-    keep: bool = False  # the fused model for the next work with the same model
 
-    def bands(
-        self, strips: range, on_tile: Callable[[], None] = lambda: None, evaluator: Evaluator | None = None
-    ) -> Generator[Band]:
-        """The finished bands of neighbouring strips; `evaluator` is one of an earlier work of these settings."""
-        evaluator = evaluator or self.evaluator()
-        return finished_bands(self.source, evaluator, self.plan, strips, self.products, self.pace, on_tile)
+    def bands(self, strips: range, on_tile: Callable[[], None] = lambda: None) -> Generator[Band]:
+        """The finished bands of neighbouring strips."""
+        return finished_bands(self.source, self.evaluator(), self.plan, strips, self.products, self.pace, on_tile)
 
     def evaluator(self) -> Evaluator:
+        """The fused model stays with the model, for the next scene: to fuse it takes longer than a small one."""
         settings = self.settings
-        return Evaluator(self.model, find_device(settings.device), settings.tta, settings.precision, keep=self.keep)
+        return Evaluator(self.model, find_device(settings.device), settings.tta, settings.precision, keep=True)
 
 
 def find_device(name: str | None) -> torch.device:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Protocol
 
 from crispseg.errors import unknown
-from crispseg.predict.evaluate import Evaluator
 from crispseg.predict.work import Work
 from crispseg.raster.products import Band
 
@@ -40,25 +39,12 @@ def find_engine(name: str, spill: Path | None = None) -> Engine:
 
 
 class LocalEngine:
-    """This process. Scene after scene goes through one evaluator: to fuse a model takes longer than a small scene."""
-
-    def __init__(self) -> None:
-        self._evaluator: Evaluator | None = None
-        self._made_for: tuple[object, ...] = ()
+    """This process."""
 
     def bands(self, work: Work, runs: list[range], on_tile: Callable[[], None]) -> Generator[Band]:
-        evaluator = self._evaluator_of(work) if runs else None
         for strips in runs:
-            with contextlib.closing(work.bands(strips, on_tile, evaluator)) as bands:
+            with contextlib.closing(work.bands(strips, on_tile)) as bands:
                 yield from bands
 
     def close(self) -> None:
         """Nothing was started."""
-        self._evaluator, self._made_for = None, ()
-
-    def _evaluator_of(self, work: Work) -> Evaluator:
-        made_for = (work.model, work.settings)
-        if self._evaluator is None or self._made_for != made_for:
-            self._evaluator, self._made_for = None, ()  # before another one takes memory
-            self._evaluator, self._made_for = work.evaluator(), made_for
-        return self._evaluator

@@ -34,8 +34,6 @@ class ExactEngine:
         self.spill = spill
 
     def bands(self, work: Work, runs: list[range], on_tile: Callable[[], None]) -> Generator[Band]:
-        if work.settings.tta != "none" or work.settings.precision == "bfloat16":
-            raise UserError("--exact runs the scene once, in float32: leave out --tta and --precision")
         wanted = {strip for run in runs for strip in run}
         if not wanted:
             return

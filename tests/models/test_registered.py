@@ -11,6 +11,8 @@ from crispseg.errors import UserError
 from crispseg.losses import LossConfig, segmentation_loss
 from crispseg.models.base import ModelInfo, Output
 from crispseg.models.summary import summarize
+from crispseg.ops.cpu import onednn
+from tests.conftest import relative_error
 from tests.models import test_registered_gpu
 from tests.models.registered import PRECISIONS, check_evaluation, two_steps
 
@@ -67,6 +69,20 @@ def test_bf16_autocast(case):
             half = model(images)
     assert half.isfinite().all()
     assert (half.float() - plain).norm() / plain.norm() < 0.1
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("size", [(1, 1), (5, 130), (96, 80)])
+def test_fused_in_half_precision_on_a_cpu(case, size, monkeypatch):
+    """`crisp predict` takes it by itself where the processor multiplies in bfloat16; elsewhere it is imitated here."""
+    monkeypatch.setattr(onednn, "multiplies_bfloat16", lambda device: True)
+    model, images = make(case).eval(), torch.randn(2, 4, *size)
+    with torch.no_grad():
+        truth = copy.deepcopy(model).double()(images.double())
+        cast = relative_error(copy.deepcopy(model).bfloat16()(images.bfloat16()), truth)
+    found = model.fused(torch.bfloat16)(images)
+    assert found.dtype == torch.float32 and found.isfinite().all()
+    assert relative_error(found, truth) < max(2 * cast, 2e-2)
 
 
 @pytest.mark.parametrize("case", KINDS)

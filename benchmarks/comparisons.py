@@ -1,4 +1,4 @@
-"""The comparisons that the documentation quotes, from the runs that are kept: pooled over heads and sizes where it says so.
+"""The comparisons that the documentation quotes, from the runs that are kept; some are pooled over heads and sizes.
 
   python benchmarks/comparisons.py > benchmarks/results/comparisons.md
 
@@ -19,7 +19,13 @@ from crispseg.ablate.table import read_table
 from crispseg.configs import find_table
 
 RESULTS = Path(__file__).parent / "results"
-SETS = ("ablation_dubai", "ablation_vaihingen", "ablation_vaihingen_fold1", "ablation_vaihingen_fold2", "ablation_potsdam")
+SETS = (
+    "ablation_dubai",
+    "ablation_vaihingen",
+    "ablation_vaihingen_fold1",
+    "ablation_vaihingen_fold2",
+    "ablation_potsdam",
+)
 WORDS = ("schedule.steps=3000", "schedule.warmup=150", "ema=0.995")
 SCORES = ("mIoU", "BF@3px", "band mIoU@3px")
 SIZES = {"decide": "nano", "confirm": "tiny", "rivals": None}  # as the tables' runs were made
@@ -68,8 +74,9 @@ COMPARISONS: dict[str, tuple[Rows, ...]] = {
 
 def main() -> None:
     tables = {name: scores_of(name) for name in SIZES}
-    print("# Comparisons after 3,000 steps from scratch\n\n`python benchmarks/comparisons.py > benchmarks/results/comparisons.md`")
-    print("\nThe mean of the pairs in points, with the 95 % interval of Student's t.\n")
+    print("# Comparisons after 3,000 steps from scratch\n")
+    print("`python benchmarks/comparisons.py > benchmarks/results/comparisons.md`\n")
+    print("The mean of the pairs in points, with the 95 % interval of Student's t.\n")
     print(f"| comparison | pairs | {' | '.join(SCORES)} |\n|---|---|{'---|' * len(SCORES)}")
     for name, rows in COMPARISONS.items():
         found = pooled(tables, rows)

@@ -203,3 +203,15 @@ def test_a_folder_that_cannot_be_made_is_told_before_the_first_run(places, capsy
     assert main.main([*words[:-1], str(places / "out" / "below")]) == 1
     said = capsys.readouterr().err
     assert "cannot make the folder" in said and "choose another with --out" in said and said.count("\n") == 1
+
+
+def test_rows_that_are_named_train_alone(places, capsys):
+    words = ablate(places, str(places / "dco.yaml"))
+    assert main.main([*words, "--rows", "no such row"]) == 1
+    assert "no table has a row 'no such row'; there are: on; off" in capsys.readouterr().err
+    assert main.main([*words, "--list", "--rows", "off"]) == 0
+    assert capsys.readouterr().out.endswith("1 runs for 1 places; 0 finished\n")
+    assert main.main([*words, "--rows", "off"]) == 0
+    assert "- on, squares, seed 0: not run" in capsys.readouterr().out
+    kept = json.loads((places / "out" / "results.json").read_text())
+    assert [run["description"]["model"]["options"]["dco"] for run in kept["runs"].values()] == [False]

@@ -79,6 +79,16 @@ class ExperimentPlan:
         """Each once, in the order in which they should be run."""
         return list({run.name: run for run in self.places.values()}.values())
 
+    def runs_of(self, rows: Sequence[str] | None) -> list[Run]:
+        """Those that rows of these names need; all, where none are named."""
+        if rows is None:
+            return self.runs
+        known = list(dict.fromkeys(row.name for table in self.tables for row in table.rows))
+        for name in rows:
+            if name not in known:
+                raise UserError(f"no table has a row {name!r}; there are: {'; '.join(known)}")
+        return [run for run in self.runs if any(place.row in rows for place in self.uses(run))]
+
     def uses(self, run: Run) -> list[Place]:
         return [place for place, other in self.places.items() if other.name == run.name]
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,7 @@ from crispseg.files import refuse_remote
 from crispseg.outputs import only_one
 
 if TYPE_CHECKING:
-    from crispseg.ablate.plan import ExperimentPlan
+    from crispseg.ablate.plan import ExperimentPlan, Run
     from crispseg.ablate.store import Store
     from crispseg.cli.printer import Printer
 
@@ -39,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--size", help="nano, micro, tiny, small or base, where the table leaves it open")
     add("--out", type=Path, default=Path("runs/ablate"), help="default: %(default)s; tables there share their runs")
     add("--keep", choices=("all", "results"), default="all", help="results: finished runs keep no weights, no pictures")
+    add("--rows", nargs="+", metavar="ROW", help="train these rows alone; the tables still have all")
     add("--minutes", type=float, metavar="M", help="begin no run after so many")
     add("--no-bench", action="store_true", help="leave speed and memory out")
     add("--list", action="store_true", help="only list the distinct runs")
@@ -63,12 +65,13 @@ def run(args: argparse.Namespace) -> None:
     tables = [read_table(path, args.size) for path in paths]
     keys = [word for word in args.words if "=" in word]
     plan = make_plan(tables, read_data_sets(args.data), keys, args.seeds, args.out)
+    runs = plan.runs_of(args.rows)
     store = Store(args.out)
     store.collect(plan.runs)
     out = Printer.of(args)
     if args.list:
-        runs = {one.name: {"state": store.state(one), "uses": [str(u) for u in plan.uses(one)]} for one in plan.runs}
-        out.result(runs, listing(plan, store))
+        states = {one.name: {"state": store.state(one), "uses": [str(u) for u in plan.uses(one)]} for one in runs}
+        out.result(states, listing(plan, runs, store))
         return
     if not args.report:
         check_boundaries(plan, store)
@@ -79,10 +82,12 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(f"cannot make the folder {args.out}: {error.strerror}; choose another with --out") from error
     with only_one(args.out, "filling"):
         store.begin([place for table in tables for place in table_files(table, args.out)])
-        _run_and_report(args, plan, store, out)
+        _run_and_report(args, plan, runs, store, out)
 
 
-def _run_and_report(args: argparse.Namespace, plan: ExperimentPlan, store: Store, out: Printer) -> None:
+def _run_and_report(
+    args: argparse.Namespace, plan: ExperimentPlan, runs: Sequence[Run], store: Store, out: Printer
+) -> None:
     from crispseg.ablate.runner import Runner
 
     problems: list[str] = []
@@ -91,13 +96,13 @@ def _run_and_report(args: argparse.Namespace, plan: ExperimentPlan, store: Store
     try:
         if not args.report:
             runner = Runner(store, args.together, out.say, args.keep == "all", args.minutes, args.sharing)
-            problems = runner.run(plan.runs)
+            problems = runner.run(runs)
             if not args.no_bench:
                 _measure(plan, out)
     finally:
         _report(plan, store, out, with_bench=not args.no_bench)
     if problems:
-        raise UserError(f"{len(problems)} of {len(plan.runs)} runs failed; " + "; ".join(problems))
+        raise UserError(f"{len(problems)} of {len(runs)} runs failed; " + "; ".join(problems))
 
 
 def starts(plan: ExperimentPlan) -> list[str]:
@@ -109,13 +114,14 @@ def starts(plan: ExperimentPlan) -> list[str]:
     return lines
 
 
-def listing(plan: ExperimentPlan, store: Store) -> str:
+def listing(plan: ExperimentPlan, runs: Sequence[Run], store: Store) -> str:
     """The tables' starts; the distinct runs, how each stands and who needs it."""
     lines = starts(plan)
-    for one in plan.runs:
+    for one in runs:
         lines += [f"{one.name}  {store.state(one)}", *(f"    {place}" for place in plan.uses(one))]
-    finished = sum(store.find(one) is not None for one in plan.runs)
-    return "\n".join([*lines, f"{len(plan.runs)} runs for {len(plan.places)} places; {finished} finished"])
+    finished = sum(store.find(one) is not None for one in runs)
+    places = sum(len(plan.uses(one)) for one in runs)
+    return "\n".join([*lines, f"{len(runs)} runs for {places} places; {finished} finished"])
 
 
 def _measure(plan: ExperimentPlan, out: Printer) -> None:

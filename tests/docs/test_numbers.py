@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+
+import pytest
+
 from tests.docs.blocks import ROOT
+
+COMPARISONS = "benchmarks/results/comparisons.md"
 
 
 def rows(page: str, heading: str) -> dict[str, list[str]]:
@@ -10,7 +18,7 @@ def rows(page: str, heading: str) -> dict[str, list[str]]:
     lines = (ROOT / page).read_text(encoding="utf-8").splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("|") and heading in line)
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[start:]]
-    end = next(i for i, row in enumerate(cells) if len(row) < 2)
+    end = next((i for i, row in enumerate(cells) if len(row) < 2), len(cells))
     return {row[0]: row[1:] for row in cells[:end]}
 
 
@@ -26,9 +34,50 @@ def test_the_rivals_times_on_a_cpu_have_one_source() -> None:
 
 def test_crisp_nano_beside_the_fast_rivals_is_what_the_table_gives() -> None:
     differences = rows("benchmarks/results/ablations/rivals.md", "all data: mIoU")
-    for page, form in (("README.md", "by {} "), ("docs/explanation/rivals.md", "{}")):
+    for page, words in (("README.md", "ahead of UNetFormer by"), ("docs/explanation/rivals.md", "is ahead of ABCNet")):
         paragraphs = (ROOT / page).read_text(encoding="utf-8").split("\n\n")
-        told = next(paragraph for paragraph in paragraphs if "is ahead of ABCNet" in paragraph)
+        told = next(paragraph for paragraph in paragraphs if words in paragraph)
         for name in ("ABCNet", "UNetFormer"):
             nano, rival = (float(differences[who][7].split()[0]) for who in ("CRISP-nano", name))
-            assert form.format(f"{nano - rival:.1f}") in told, (page, name)
+            assert f"{nano - rival:.1f}" in re.findall(r"\d+\.\d", told), (page, name)
+
+
+def test_comparisons_are_what_the_kept_runs_give() -> None:
+    made = subprocess.run([sys.executable, "benchmarks/comparisons.py"], cwd=ROOT, capture_output=True, text=True)
+    assert made.stdout == (ROOT / COMPARISONS).read_text(encoding="utf-8"), made.stderr
+
+
+@pytest.mark.parametrize("heading", ["Decided: twenty pairs", "Confirmed with tiny: five pairs"])
+def test_decisions_are_those_of_the_comparisons(heading: str) -> None:
+    made = {tuple(cells[:3]) for cells in rows(COMPARISONS, "| comparison |").values()}
+    text = (ROOT / "docs/explanation/ablations.md").read_text(encoding="utf-8")
+    section = text.split(f"### {heading}\n")[1].split("\n### ")[0]
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines()]
+    told = [cells for cells in lines if len(cells) == 5 and cells[1].isdigit()]
+    assert len(told) >= 6
+    for name, *figures, _ in told:
+        assert tuple(figures) in made, name
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/explanation/rivals.md"])
+def test_the_rivals_after_3000_steps_are_those_of_their_table(page: str) -> None:
+    differences = rows("benchmarks/results/rivals/rivals.md", "all data: mIoU")
+    told = rows(page, "mIoU, 3,000 steps" if page == "README.md" else "| Vaihingen | Potsdam |")
+    for name in ("CRISP-nano", "VSSD + UPerHead", "UNetFormer", "ABCNet"):
+        cells = told[f"**{name}**" if name == "CRISP-nano" else name]
+        for column in (-3, -2):  # mIoU and BF of all data
+            mean, _, *interval = numbers(differences[name][column])
+            same = [cell for cell in cells if numbers(cell) == pytest.approx([mean, *interval], abs=0.06)]
+            assert same and same[0].endswith("*") == differences[name][column].endswith("*"), (name, cells)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/explanation/rivals.md"])
+def test_crisp_nano_after_3000_steps_is_ahead_by_what_the_comparisons_say(page: str) -> None:
+    made, text = rows(COMPARISONS, "| comparison |"), (ROOT / page).read_text(encoding="utf-8").replace(" mIoU", "")
+    for name in ("UNetFormer", "ABCNet"):
+        mean, low, high = numbers(made[f"CRISP-nano against {name}"][1])
+        assert f"of {name} by {mean:.1f} [{low:.1f}, {high:.1f}]" in text
+
+
+def numbers(cell: str) -> list[float]:
+    return [float(number) for number in re.findall(r"[-+]?[\d.]+", cell)]

@@ -7,9 +7,13 @@
 # share     lets processes share the GPU at once (CUDA MPS), where that works
 # confirm   what decided with crisp_nano, with SIZE (tiny): CONFIRM_SEEDS (0 1), five splits
 # rivals    eleven networks, RIVALS_SEEDS (0 1), the same splits
-# Each trains STEPS (3000) steps, or of all rows these alone: ROWS="CRISP|VSSD + UPerHead"; takes MINUTES (8) at most to begin runs,
-# and STOP_SECONDS (570) in all: what is under way then is saved. Runs that ended are in OUT/STEP.json; put it to
-# benchmarks/results/STEP/results.json and the next sitting goes on from there. Runs that were cut off go on where WORK is still there.
+# watch     waits for them, WATCH_SECONDS (500) at most, and says how far each run is
+#
+# confirm and rivals train STEPS (3000) steps; of the tables' rows these alone: ROWS="CRISP|VSSD + UPerHead". They begin no run after
+# MINUTES (8), and save what is under way after STOP_SECONDS (570). What stands after the word `behind` begins at once, goes on when the
+# command has returned and has no such limits: `share`, then `behind confirm rivals`, then `watch` again and again, on a machine that is lent
+# for minutes and takes one command at a time. Runs that ended are in OUT/STEP.json: put it to benchmarks/results/STEP/results.json and the
+# next sitting goes on from there. Runs that were cut off go on where WORK is still there.
 # One H200 made 100 steps a second of the tiny models' rows in all, or 80 beside 100 of ABCNet's and UNetFormer's.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -33,10 +37,26 @@ ablate() {  # STEP, its words
   timeout -s TERM -k 60 "${STOP_SECONDS:-570}" "$PYTHON" -m crispseg.cli.main ablate "$step" \
     "schedule.steps=$STEPS" "schedule.warmup=$((STEPS / 20))" ema=0.995 "$@" --data $SPLITS "${rows[@]}" \
     --no-bench --keep results --together "${TOGETHER:-8}" --sharing "${SHARING:-6}" --minutes "${MINUTES:-8}" --out "$WORK/$step"
-  cp "$WORK/$step/results.json" "$OUT/$step.json"
-  cp "$WORK/$step/$step.md" "$OUT/"
+  bring_home
+}
+bring_home() {
+  local kept
+  for kept in "$WORK"/*/results.json; do cp "$kept" "$OUT/$(basename "$(dirname "$kept")").json"; done
 }
 run_confirm() { ablate confirm --size "${SIZE:-tiny}" --seeds ${CONFIRM_SEEDS:-0 1}; }
 run_rivals() { ablate rivals --seeds ${RIVALS_SEEDS:-0 1}; }
+run_watch() {
+  local end=$((SECONDS + ${WATCH_SECONDS:-500})) run
+  while pgrep -f "method_on_gpu.sh $WORK $WORK" >/dev/null && [ $SECONDS -lt $end ]; do sleep 1; done
+  for run in "$WORK"/*/runs/*/metrics.jsonl; do
+    echo "$(basename "$(dirname "$run")"): $(grep -o '"step": [0-9]*' "$run" | tail -n 1)"
+  done
+  bring_home
+}
 
-run_steps "$OUT" "$@"
+here=()
+while [ $# -gt 0 ] && [ "$1" != behind ]; do here+=("$1") && shift; done
+for step in "${@:2}"; do  # in sessions of their own: what a command leaves in its own is ended with it
+  MINUTES=100000 STOP_SECONDS=6000000 setsid "benchmarks/$(basename "$0")" "$WORK" "$WORK" "$step" >/dev/null 2>&1 </dev/null &
+done
+run_steps "$OUT" "${here[@]}"

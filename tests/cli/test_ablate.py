@@ -215,3 +215,12 @@ def test_rows_that_are_named_train_alone(places, capsys):
     assert "- on, squares, seed 0: not run" in capsys.readouterr().out
     kept = json.loads((places / "out" / "results.json").read_text())
     assert [run["description"]["model"]["options"]["dco"] for run in kept["runs"].values()] == [False]
+
+
+@pytest.mark.parametrize(("earlier", "later"), [(["--rows", "on"], ["--rows", "off"]), ([], ["--seeds", "1"])])
+def test_part_of_a_table_is_not_set_beside_a_part_of_other_data(places, capsys, earlier, later):
+    words = ablate(places, str(places / "dco.yaml"))
+    assert main.main([*words, *earlier]) == 0
+    Image.new("L", (40, 40)).save(places / "squares" / "masks" / "scene0.png")
+    assert main.main([*words, *later]) == 1
+    assert "has changed since: rows of one table would not belong together" in capsys.readouterr().err

@@ -93,9 +93,9 @@ class Runner:
         self._lock = threading.Lock()
         self._stopping = False
 
-    def run(self, runs: Sequence[Run]) -> list[str]:
-        """What went wrong, one sentence per failed run."""
-        self._check_data(runs)
+    def run(self, runs: Sequence[Run], beside: Sequence[Run] = ()) -> list[str]:
+        """What went wrong, one sentence per failed run. `beside` are others that stand in the same tables."""
+        self._check_data(runs, beside)
         before = signal.signal(signal.SIGTERM, _interrupt)
         pool = ThreadPoolExecutor(self.together)
         try:
@@ -110,22 +110,21 @@ class Runner:
                 worker.end()
             signal.signal(signal.SIGTERM, before)
 
-    def _check_data(self, runs: Sequence[Run]) -> None:
+    def _check_data(self, runs: Sequence[Run], beside: Sequence[Run] = ()) -> None:
         """Refuse to set new runs beside finished ones that learnt from other pixels or labels."""
         if all(self.store.find(run) is not None for run in runs):
             return
         now: dict[str, str] = {}
-        for run in runs:
-            before, key = self.store.data_of(run), repr(run.config.data)
-            if before is None:
-                continue
-            now[key] = now.get(key) or digest(describe(open_data(run.config)))
-            if now[key] != before:
-                raise UserError(
-                    f"{run.title} is finished, and the data in {run.config.data.path} has changed since: rows of one "
-                    "table would not belong together. Choose another --out, or remove the run from "
-                    f"{self.store.path}"
-                )
+        for run in (*runs, *beside):
+            key = repr(run.config.data)
+            for name, before in self.store.learnt_from(run).items():
+                now[key] = now.get(key) or digest(describe(open_data(run.config)))
+                if now[key] != before:
+                    raise UserError(
+                        f"{name} is finished, and the data in {run.config.data.path} has changed since: rows of one "
+                        "table would not belong together. Choose another --out, or remove the run from "
+                        f"{self.store.path}"
+                    )
 
     def _groups(self, runs: Sequence[Run]) -> list[list[Run]]:
         """What a process trains at once, in the order of the runs: new ones, or some that were begun."""

@@ -75,10 +75,15 @@ class Store:
         entry = self._entry(run)
         return None if entry is None else _result(entry)
 
-    def data_of(self, run: Run) -> str | None:
-        """What tells the data that a finished run learnt from; earlier versions did not note it."""
-        found = (self._entry(run) or {}).get("data")
-        return found if isinstance(found, str) else None
+    def learnt_from(self, run: Run) -> dict[str, str]:
+        """What tells the data of every finished run on the same data as this one; earlier versions did not note it."""
+        data, defaults = run.description["data"], default_description(None)["data"]
+        known = {name: entry.get("data") for name, entry in self.runs.items()}
+        return {
+            name: found
+            for name, found in known.items()
+            if isinstance(found, str) and same(self.runs[name]["description"].get("data", {}), data, defaults)
+        }
 
     def _entry(self, run: Run) -> dict[str, Any] | None:
         if run.name in self.runs:

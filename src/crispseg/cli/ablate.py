@@ -96,7 +96,7 @@ def _run_and_report(
     try:
         if not args.report:
             runner = Runner(store, args.together, out.say, args.keep == "all", args.minutes, args.sharing)
-            problems = runner.run(runs)
+            problems = runner.run(runs, beside=plan.runs)
             if not args.no_bench:
                 _measure(plan, out)
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import importlib.util
 import io
 import json
@@ -15,7 +16,7 @@ from PIL import Image
 
 from crispseg.analysis import Analysis, Settings, analyze, write_analysis
 from crispseg.analysis.pictures import draw_allocation, draw_errors, grid, heat, shades, wrong_where
-from crispseg.analysis.plots import MISSING
+from crispseg.analysis.plots import MISSING, draw_plots
 from crispseg.analysis.tables import all_tables
 from crispseg.data.folder import Folder
 from crispseg.errors import UserError
@@ -154,6 +155,14 @@ def test_without_matplotlib_the_page_says_what_to_install(
     assert "pip install" in MISSING and MISSING in (tmp_path / "out" / "analysis.md").read_text()
     text = (tmp_path / "out" / "analysis.html").read_text()
     assert all((tmp_path / "out" / link).is_file() for link in re.findall(r'(?:src|href)="([^"]*)"', text))
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_rival_beside_a_model_with_blocks_is_drawn(analysis: Analysis) -> None:
+    pytest.importorskip("matplotlib")
+    rival = dataclasses.replace(analysis.variants["as trained"], spectrum=None)
+    variants = {"as trained": rival, "against": analysis.variants["against"]}
+    assert "spectrum.png" in draw_plots(dataclasses.replace(analysis, variants=variants, gates={}, prototypes=None))
 
 
 def test_one_image_one_prototype(folder: Folder, tmp_path: Path) -> None:

@@ -106,16 +106,16 @@ def bench_file(table: Table, out: Path) -> Path:
 def _draw(found: Found, timings: Timings) -> list[str]:
     """The files drawn."""
     what, latency = speed.latencies(timings)
-    names = []
+    shown, names = found.columns[0], []
     for label in found.labels:
         points = []
         for row in found.table.rows:
             word = speed.model_word(found.table, row)
-            score = found.summary(row, label, found.columns[0])
+            score = found.summary(row, label, shown)
             if word in latency and score.mean is not None:
                 points.append(plot.Point(row.name, latency[word], score.mean, score.spread, word.startswith("crisp_")))
         name = f"{found.table.name}-{slug(label)}.png"
-        if not plot.draw(points, f"latency, ms ({what})", f"mIoU on {label}, %", found.plan.out / name):
+        if not plot.draw(points, f"latency, ms ({what})", f"{shown.heading} on {label}, %", found.plan.out / name):
             names.append(name)
     return names
 

@@ -64,7 +64,7 @@ def _changes(panel: Any, analysis: Analysis) -> None:
     panel.set_title("change by image, mixer", fontsize="medium")
     panel.set_yscale("symlog", linthresh=0.1)  # gates off changes little, another model much
     panel.set_ylabel("%")
-    if len(analysis.variants) > 1:
+    if panel.get_legend_handles_labels()[0]:  # no curve where only the model of --against has blocks
         panel.legend(fontsize="small")
 
 

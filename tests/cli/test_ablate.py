@@ -168,6 +168,18 @@ def test_speed_and_plot_of_a_table_with_bench(places, capsys):
     assert (places / "out" / "rivals.md").read_text() == before
 
 
+def test_a_table_that_cannot_be_timed_hides_no_failed_run(places, capsys):
+    how = {"sizes": [32], "batches": [1], "precision": "fp32", "modes": ["eager"], "classes": 2, "repeats": 1}
+    model = {"model": {"name": "crisp_nano", "options": tiny.OPTIONS}}
+    write_table(places, "timed", {"bench": how, "set": model}, bad={"dim": 15})
+    write_table(places, "others", {"bench": how, "set": model}, good={})
+    words = ablate(places, *(str(places / f"{name}.yaml") for name in ("timed", "others")))
+    assert main.main(words) == 1
+    said = capsys.readouterr()
+    assert "1 of 2 runs failed; timed: bad, squares, seed 0: " in said.err and "; timed is not timed: " in said.err
+    assert "| params M | GMACs | ms (32 px, batch 1, eager) |" in said.out
+
+
 def test_interrupted_it_says_what_is_missing_and_goes_on(places):
     words = ablate(places, str(places / "dco.yaml"), "schedule.steps=100000", "val_every=100000", "device=cpu")
     command = [sys.executable, "-m", "crispseg.cli.main", *words]

@@ -90,19 +90,21 @@ def _run_and_report(
 ) -> None:
     from crispseg.ablate.runner import Runner
 
-    problems: list[str] = []
+    failed: list[str] = []
+    not_timed: list[str] = []
     for line in starts(plan):
         (out.warn if line.startswith("warning") else out.say)(line)
     try:
         if not args.report:
             runner = Runner(store, args.together, out.say, args.keep == "all", args.minutes, args.sharing)
-            problems = runner.run(runs, beside=plan.runs)
+            failed = runner.run(runs, beside=plan.runs)
             if not args.no_bench:
-                _measure(plan, out)
+                not_timed = _measure(plan, out)
     finally:
         _report(plan, store, out, with_bench=not args.no_bench)
-    if problems:
-        raise UserError(f"{len(problems)} of {len(runs)} runs failed; " + "; ".join(problems))
+    problems = [f"{len(failed)} of {len(runs)} runs failed", *failed] if failed else []
+    if problems or not_timed:
+        raise UserError("; ".join([*problems, *not_timed]))
 
 
 def starts(plan: ExperimentPlan) -> list[str]:
@@ -124,13 +126,19 @@ def listing(plan: ExperimentPlan, runs: Sequence[Run], store: Store) -> str:
     return "\n".join([*lines, f"{len(runs)} runs for {places} places; {finished} finished"])
 
 
-def _measure(plan: ExperimentPlan, out: Printer) -> None:
+def _measure(plan: ExperimentPlan, out: Printer) -> list[str]:
+    """Which tables could not be timed, and why."""
     from crispseg.ablate.report import bench_file
     from crispseg.ablate.speed import measure
 
+    problems = []
     for table in plan.tables:
         if table.bench is not None:
-            measure(table, bench_file(table, plan.out), out.say)
+            try:
+                measure(table, bench_file(table, plan.out), out.say)
+            except UserError as error:  # such as a row's model that cannot be made, of which its run has told, too
+                problems.append(f"{table.name} is not timed: {error}")
+    return problems
 
 
 def _report(plan: ExperimentPlan, store: Store, out: Printer, with_bench: bool) -> None:

@@ -39,6 +39,16 @@ def test_places_and_machines_do_not_count():
     )
 
 
+def test_a_folder_is_the_same_however_it_is_spelt(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    named, defaults = described(words=["data.path=scenes"]), default_description("crisp_nano")
+    for word in ("scenes/", "./scenes", "other/../scenes"):
+        assert described(words=[f"data.path={word}"]) == named
+    in_full = described(words=[f"data.path={tmp_path / 'scenes'}"])
+    assert same(in_full, named, defaults) and same(named, in_full, defaults)
+    assert not same(named, described(words=["data.path=other/scenes"]), defaults)
+
+
 def test_a_network_that_cannot_be_made_keeps_its_options():
     assert described({"dim": 15})["model"]["options"] == {"dim": 15}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +23,8 @@ def describe(config: TrainConfig) -> dict[str, Any]:
     del values["data"]["cache"]
     if config.data.protocol is not None:  # it names the images, wherever they lie
         del values["data"]["path"]
+    else:
+        values["data"]["path"] = os.path.normpath(config.data.path)
     start = config.model.weights
     values["model"]["weights"] = None if start == SCRATCH else start
     values["model"]["options"] = whole_options(str(config.model.name), values["model"]["options"])
@@ -46,6 +49,11 @@ def same(earlier: Mapping[str, Any], now: Mapping[str, Any], defaults: Mapping[s
         if isinstance(value, Mapping) and isinstance(earlier.get(key), Mapping):
             if not same(earlier[key], value, default if isinstance(default, Mapping) else {}):
                 return False
-        elif value != earlier.get(key, default):
+        elif value != (before := earlier.get(key, default)) and not (key == "path" and _one_place(value, before)):
             return False
     return True
+
+
+def _one_place(path: object, other: object) -> bool:
+    """A folder may be named from here or in full."""
+    return isinstance(path, str) and isinstance(other, str) and os.path.abspath(path) == os.path.abspath(other)

@@ -241,6 +241,23 @@ def test_one_run_at_a_time_and_only_on_what_it_began_with(tmp_path, monkeypatch)
     assert loop.resume(out, quiet=True).finished
 
 
+def test_pictures_that_have_moved_are_those_the_run_began_with(tmp_path, monkeypatch):
+    """The only set's folder may be called otherwise; several lie in another folder."""
+    toys.class_folders(tmp_path / "old" / "stripes")
+    toys.shards(tmp_path / "old" / "shards")
+    shards, stripes = ({"path": str(tmp_path / "old" / name), "side": 32} for name in ("shards", "stripes"))
+    monkeypatch.setattr(loop.Pretrainer, "_asked_to_stop", lambda self: self.done == 1)
+    for name, sets in (("one", [shards]), ("both", [shards, stripes])):
+        loop.pretrain(config_from(toys.settings(tmp_path / name, *sets, schedule={"steps": 2})), quiet=True)
+    monkeypatch.undo()
+    (tmp_path / "old").rename(tmp_path / "new")
+    assert loop.resume(tmp_path / "both", [f"data={tmp_path / 'new'}"], quiet=True).finished
+    (tmp_path / "new" / "shards").rename(tmp_path / "photos")
+    with pytest.raises(UserError, match="no folder .*shards to learn from"):
+        loop.resume(tmp_path / "one")
+    assert loop.resume(tmp_path / "one", [f"data={tmp_path / 'photos'}"], quiet=True).finished
+
+
 def test_pictures_are_cached_while_a_training_listens_for_signals(tmp_path):
     """Its handler of SIGTERM is inherited by the processes that decode: they ended only by chance."""
     data = toys.class_folders(tmp_path / "stripes")

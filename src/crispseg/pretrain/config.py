@@ -87,8 +87,8 @@ class PretrainConfig:
     max_minutes: float | None = None
 
 
-# What a resumed run may do otherwise: none of these change its weights.
-MACHINE_KEYS = ("device", "workers", "hold", "cache", "max_minutes", "save_every", "log_every", "graph")
+# What a resumed run may do otherwise: none of these change its weights (data is where the same pictures lie now).
+MACHINE_KEYS = ("data", "device", "workers", "hold", "cache", "max_minutes", "save_every", "log_every", "graph")
 
 
 def pretrain_config(path: str | Path | None, words: Iterable[str] = ()) -> PretrainConfig:
@@ -108,6 +108,17 @@ def config_from(values: Mapping[str, Any], words: Iterable[str] = ()) -> Pretrai
     config = configs.build(PretrainConfig, {**spelt, "optimizer": optimizer, "schedule": schedule})
     check(config)
     return config
+
+
+def resumed_config(values: Mapping[str, Any], words: Iterable[str]) -> PretrainConfig:
+    """A run's config with words on top. data=FOLDER is where its pictures lie now; of several sets, what holds them."""
+    places = [word.partition("=")[2] for word in words if word.partition("=")[0] == "data"]
+    config = config_from(values, [word for word in words if word.partition("=")[0] != "data"])
+    if not places:
+        return config
+    now = [Path(places[-1]) / (Path(one.path).name if len(config.sets) > 1 else "") for one in config.sets]
+    sets = [dataclasses.replace(one, path=str(path)) for one, path in zip(config.sets, now, strict=True)]
+    return dataclasses.replace(config, sets=tuple(sets))
 
 
 class _Parts(TypedDict, total=False):

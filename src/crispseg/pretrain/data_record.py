@@ -22,11 +22,14 @@ def describe(sets: Sequence[LearningSet]) -> dict[str, str]:
         known = stamps(facts, moves=True)
     else:
         known = {os.path.abspath(path): f"{fact.st_size}-{fact.st_mtime_ns}" for path, fact in facts.items()}
-    return {key: value for name, paths in files.items() for key, value in _by_folder(name, paths, known).items()}
+    roots = {one.name: Path(one.config.path) for one in sets}
+    parts = [_by_folder(name, roots[name], paths, known) for name, paths in files.items()]
+    return {key: value for part in parts for key, value in part.items()}
 
 
-def _by_folder(name: str, paths: Sequence[Path], known: dict[str, str]) -> dict[str, str]:
+def _by_folder(name: str, root: Path, paths: Sequence[Path], known: dict[str, str]) -> dict[str, str]:
     digests: dict[str, hashlib.blake2b] = defaultdict(lambda: hashlib.blake2b(digest_size=16))
     for path in paths:
-        digests[f"{name}/{path.parent.name}"].update(f"{path.name}\0{known[os.path.abspath(path)]}\n".encode())
+        folder = name if path.parent == root else path.parent.name  # the set's own may be called otherwise now
+        digests[f"{name}/{folder}"].update(f"{path.name}\0{known[os.path.abspath(path)]}\n".encode())
     return {folder: digest.hexdigest() for folder, digest in digests.items()}

@@ -25,7 +25,7 @@ from crispseg.models.shipped import PRETRAINED
 from crispseg.models.vssd import VSSD, create_backbone
 from crispseg.outputs import only_one
 from crispseg.pretrain.card import card_facts
-from crispseg.pretrain.config import MACHINE_KEYS, PretrainConfig, config_from
+from crispseg.pretrain.config import MACHINE_KEYS, PretrainConfig, resumed_config
 from crispseg.pretrain.data_record import describe
 from crispseg.pretrain.feed import Feed, LearningSet, hold_pictures, open_sets, share_out
 from crispseg.pretrain.network import Pretraining
@@ -110,7 +110,7 @@ def resume(run: Path, words: Sequence[str] = (), *, quiet: bool = False) -> Pret
 
 
 def _go_on(run: Path, words: Sequence[str], quiet: bool) -> Pretrained:
-    config = config_from(configs.read_yaml(run / run_folder.CONFIG), words)
+    config = resumed_config(configs.read_yaml(run / run_folder.CONFIG), words)
     chosen = (config.schedule.steps, config.schedule.warmup, config.batch_size, config.score_every, config.precision)
     if None in chosen:
         raise UserError(f"{run / run_folder.CONFIG} is damaged: a run's config leaves nothing open")

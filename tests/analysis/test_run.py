@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -126,6 +127,25 @@ def test_against_a_model_of_another_kind(crisp: SegmentationModel, folder: Folde
     assert turned.prototypes is None and not turned.looks
     assert list(turned.variants) == ["as trained", "y^ at its mean"]
     assert any("has no prototypes" in note for note in turned.notes)
+
+
+def test_every_model_sees_images_as_it_was_trained_to(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exported file normalises by itself; gaps are filled by each model's own means."""
+    model, other = colour_model(), colour_model()
+    other.info = dataclasses.replace(other.info, mean=(10.0, 20.0, 30.0))
+    other.normalises = True
+    saw: dict[SegmentationModel, torch.Tensor] = {}
+    for each in (model, other):
+        forward = each.forward
+        each.forward = lambda x, each=each, forward=forward: (saw.update({each: x}), forward(x))[1]
+    image = np.full((73, 87, 3), 50.0, np.float32)
+    image[:9, :, 1] = np.nan
+    monkeypatch.setattr(Folder, "read_image", lambda *_: image)
+    analyze(model, folder, "val", against=other, settings=Settings(images=1, pictures=0), **CPU)
+    mean, std = model.info.mean, model.info.std
+    torch.testing.assert_close(saw[model][0, :, 20, 0], (50 - torch.tensor(mean)) / torch.tensor(std))
+    assert saw[model][0, 1, 0, 0] == 0
+    assert saw[other][0, :, 0, 0].tolist() == [50, 20, 50]
 
 
 def test_a_model_without_a_backbone_still_has_errors(tmp_path: Path) -> None:

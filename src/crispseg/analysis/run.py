@@ -127,7 +127,7 @@ class Shown(NamedTuple):
     name: str
     window: Window
     rgb: NDArray[np.uint8]  # (H, W, 3)
-    values: NDArray[Any]  # (bands, H, W), gaps filled
+    image: NDArray[Any]  # the whole of it (height, width, bands), with its gaps
     present: NDArray[np.bool_]
     truth: NDArray[np.uint8]  # ignored where nothing is present
 
@@ -142,9 +142,9 @@ def read(folder: Folder, record: Record, conditions: Conditions, model: Segmenta
     height, width = (min(side, conditions.settings.limit) for side in truth.shape)
     window = Window((truth.shape[0] - height) // 2, (truth.shape[1] - width) // 2, height, width)
     rows, columns = slice(window.top, window.top + height), slice(window.left, window.left + width)
-    pixels = ArraySource(image, model.info.mean).read(window)
-    truth = np.where(pixels.present, truth[rows, columns], np.uint8(IGNORE))
-    return Shown(record.name, window, to_rgb(image[rows, columns]), pixels.values, pixels.present, truth)
+    present = ArraySource(image, model.info.mean).read(window).present
+    truth = np.where(present, truth[rows, columns], np.uint8(IGNORE))
+    return Shown(record.name, window, to_rgb(image[rows, columns]), image, present, truth)
 
 
 class Seen(NamedTuple):
@@ -166,10 +166,11 @@ class _Runner:
         self.liveliness = Liveliness()
 
     @torch.inference_mode()
-    def __call__(self, values: NDArray[Any], cutoff: float) -> Seen:
+    def __call__(self, shown: Shown, cutoff: float) -> Seen:
         evaluator, model = self.evaluator, self.evaluator.model
+        values = ArraySource(shown.image, model.info.mean).read(shown.window).values  # gaps filled as it was trained
         x = torch.from_numpy(values).to(evaluator.device, torch.float32)
-        x = evaluator.normalisation(x)[None]
+        x = (x if model.normalises else evaluator.normalisation(x))[None]
         matching = None
         with self._as_variant(), caught(places(model, "mixer")) as mixers, caught(places(model, "block")) as blocks:
             if self.label == AS_TRAINED and has_prototypes(model):
@@ -218,7 +219,7 @@ def _look(
     shown: Shown, runners: dict[str, _Runner], sums: PrototypeSums, settings: Settings, conditions: Conditions
 ) -> Look:
     """Show an image to every variant and add it to their sums."""
-    seen = {label: runner(shown.values, settings.cutoff) for label, runner in runners.items()}
+    seen = {label: runner(shown, settings.cutoff) for label, runner in runners.items()}
     device = runners[AS_TRAINED].evaluator.device
     truth = torch.from_numpy(shown.truth).to(device)
     band = boundary_band(truth, len(conditions.protocol.classes), settings.band)

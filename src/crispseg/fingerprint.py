@@ -34,9 +34,9 @@ def stamp(path: str | os.PathLike[str], moves: bool = False) -> str:
 
 def stamps(paths: Iterable[str | os.PathLike[str]], moves: bool = False) -> dict[str, str]:
     """The stamp of every file that is there, by absolute name; several are read at once."""
-    names = list(dict.fromkeys(os.path.abspath(path) for path in paths if Path(path).is_file()))
+    files = {os.path.abspath(path): path for path in paths if Path(path).is_file()}
     with ThreadPoolExecutor(_THREADS) as pool:
-        return dict(zip(names, pool.map(lambda name: stamp(name, moves), names), strict=True))
+        return dict(zip(files, pool.map(lambda path: stamp(path, moves), files.values()), strict=True))
 
 
 def are_copies(stamped: Mapping[Path, str]) -> bool:

@@ -290,6 +290,18 @@ def test_changed_pixels_and_labels_are_noticed(folder, tmp_path, monkeypatch):
     assert json.loads((out / "result.json").read_text())["protocol"].startswith(f"data/own2 #{protocol['hash']}: val")
 
 
+def test_a_run_begun_with_a_path_through_dots_goes_on(tmp_path, monkeypatch):
+    folder = tiny.make_folder(tmp_path / "squares")
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setattr(loop.Trainer, "asked_to_stop", lambda self: self.done == 1)
+    config = config_from({**tiny.settings(folder, tmp_path / "run"), "data": {"path": "../squares"}})
+    assert not loop.train(config, quiet=True).finished
+    monkeypatch.undo()
+    assert "missing" not in (tmp_path / "run" / "data.json").read_text()
+    assert loop.resume(tmp_path / "run", quiet=True).finished
+
+
 def test_a_config_that_leaves_choices_open(tmp_path, monkeypatch):
     folder = tiny.make_folder(tmp_path / "data")
     monkeypatch.setattr(loop.Trainer, "asked_to_stop", lambda self: True)

@@ -87,7 +87,7 @@ def describe(folder: Folder) -> dict[str, str]:
     """The stamps of all images and labels, by split and name and not by place: the data may move."""
     files = dict(_files(folder))
     found: Mapping[str, str] = stamps(files.values(), moves=True)
-    return {name: found.get(str(path.absolute()), "missing") for name, path in files.items()}
+    return {name: found.get(os.path.abspath(path), "missing") for name, path in files.items()}
 
 
 def _files(folder: Folder) -> list[tuple[str, Path]]:

@@ -133,7 +133,7 @@ class Ablate(Train):
         table, config = (str(folder / "in" / name) for name in ("table.yaml", "config.yaml"))
         words = ["ablate", table, "--data", config, "--out", str(folder / "out"), "--no-bench"]
         status = main.main(words)
-        if status == 130:
+        if status in (130, 143):
             raise KeyboardInterrupt
         if status:
             raise UserError(f"crisp ablate ended with {status}")

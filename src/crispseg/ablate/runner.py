@@ -230,7 +230,7 @@ def _begun(run: Run) -> bool:
 
 
 def _interrupt(number: int, frame: Any) -> None:
-    raise KeyboardInterrupt
+    raise KeyboardInterrupt(number)
 
 
 def _last_line(path: Path) -> str:

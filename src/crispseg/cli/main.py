@@ -54,9 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"crisp: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         print("crisp: interrupted", file=sys.stderr)
-        return 128 + signal.SIGINT
+        return 128 + (stop.args[0] if stop.args else signal.SIGINT)  # a verb that listens for SIGTERM names it
     except (MemoryError, RuntimeError) as error:
         from crispseg.memory import is_shortage
 

@@ -233,7 +233,8 @@ def _convert_scalar(hint: Any, value: Any, where: str) -> Any:
         return Path(value)
     elif isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
         return value
-    raise UserError(f"{where} must be {_PLAIN_NAMES.get(hint, hint)}, not {shown(value)}")
+    quotes = "; in YAML on, off, yes and no need quotes to be text" if hint is str and isinstance(value, bool) else ""
+    raise UserError(f"{where} must be {_PLAIN_NAMES.get(hint, hint)}, not {shown(value)}{quotes}")
 
 
 def _is_of(value: Any, option: str) -> bool:

@@ -58,6 +58,10 @@ def test_whom_a_row_is_compared_with(tmp_path):
     ("values", "said"),
     [
         ({"rows": []}, "no rows"),
+        ({"rows": [{"name": True}]}, "in YAML on, off, yes and no need quotes"),
+        ({"rows": [{"name": "a"}], "scores": ["mIou"]}, "unknown score 'mIou'; did you mean 'mIoU'"),
+        ({"rows": [{"name": "a"}], "scores": ["IoU"]}, "unknown score 'IoU'"),
+        ({"rows": [{"name": "a"}], "scores": []}, "scores is empty"),
         ({"rows": [{"name": "a"}, {"name": "a"}]}, "two rows are called 'a'"),
         ({"rows": [{"name": "alpha"}], "baseline": "alpah"}, "did you mean 'alpha'"),
         ({"rows": [{"name": "a", "against": "zzz"}]}, "unknown row 'zzz'"),

@@ -13,6 +13,7 @@ import torch
 import yaml
 from PIL import Image
 
+from crispseg.ablate.table import CLASS_SCORES, SCORES
 from crispseg.cli import main
 from tests.train import tiny
 from tests.train.tiny import weights_of
@@ -60,6 +61,8 @@ def test_tables_share_runs_and_keep_only_results(places, capsys):
     assert all({path.name for path in run.iterdir()} == small for run in runs)
     kept = json.loads((places / "out" / "results.json").read_text())
     assert set(kept["runs"]) == {run.name for run in runs} and not kept["failed"]
+    scores = next(iter(kept["runs"].values()))["result"]["last"]
+    assert {*SCORES, *CLASS_SCORES, "scored"} == set(scores)
 
     written = {name: (places / "out" / name).read_text() for name in ("dco.md", "dco.json", "prototypes.md")}
     for name in written:

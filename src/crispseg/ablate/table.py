@@ -10,6 +10,10 @@ from typing import Any
 from crispseg import config as configs
 from crispseg.errors import UserError, unknown
 
+# What a result has of a run, and of each of its classes: `F1 car`.
+SCORES = ("mIoU", "mF1", "OA", "BF@3px", "BIoU@3px", "band mIoU@3px", "band accuracy@3px")
+CLASS_SCORES = ("IoU", "F1", "precision", "recall")
+
 
 @dataclasses.dataclass(frozen=True)
 class Row:
@@ -66,6 +70,12 @@ def read_table(path: Path, size: str | None = None) -> Table:
     twice = [name for name in names if names.count(name) > 1]
     if twice or not names:
         raise UserError(f"{path}: {f'two rows are called {twice[0]!r}' if twice else 'the table has no rows'}")
+    for score in table.scores:
+        name, _, of_class = score.partition(" ")
+        if score not in SCORES and not (name in CLASS_SCORES and of_class):
+            raise UserError(f"{path}: {unknown('score', score, [*SCORES, *(f'{one} CLASS' for one in CLASS_SCORES)])}")
+    if not table.scores:
+        raise UserError(f"{path}: scores is empty; leave it out, or name at least one")
     for name in (table.baseline, *(row.against for row in table.rows)):
         if name is not None and name not in names:
             raise UserError(f"{path}: {unknown('row', name, names)}")

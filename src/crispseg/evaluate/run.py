@@ -15,6 +15,7 @@ from crispseg.data.bands import named_bands
 from crispseg.data.classes import IGNORE
 from crispseg.data.dataset import check_bands
 from crispseg.data.folder import Folder
+from crispseg.data.protocol import Protocol
 from crispseg.errors import UserError
 from crispseg.evaluate.conditions import Conditions, Settings, settle
 from crispseg.evaluate.kept import KeptMap
@@ -102,12 +103,18 @@ def check_fit(model: SegmentationModel, folder: Folder) -> None:
         )
 
 
-def _own_notes(model: SegmentationModel, conditions: Conditions, bands: tuple[str, ...]) -> Iterator[str]:
-    protocol, names = conditions.protocol, model.info.classes
+def naming_notes(model: SegmentationModel, protocol: Protocol, bands: tuple[str, ...]) -> Iterator[str]:
+    """That bands or classes of the data are not called as the model calls its own."""
+    names = model.info.classes
     if bands and model.info.bands and bands != model.info.bands:
         yield f"The model was trained on {', '.join(model.info.bands)}, but the bands here are {', '.join(bands)}."
     if names and names != protocol.classes:
         yield f"The model calls its classes {', '.join(names)}, the data {', '.join(protocol.classes)}."
+
+
+def _own_notes(model: SegmentationModel, conditions: Conditions, bands: tuple[str, ...]) -> Iterator[str]:
+    protocol = conditions.protocol
+    yield from naming_notes(model, protocol, bands)
     if conditions.split == "train":
         yield "These are training images: the scores say nothing about new ones."
     if conditions.boundary_labels is None:

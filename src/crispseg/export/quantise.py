@@ -7,6 +7,7 @@ the matching of prototypes stay in float32: they are a small part of the work, a
 from __future__ import annotations
 
 import logging
+import math
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -61,7 +62,7 @@ def quantise(model: onnx.ModelProto, windows: Sequence[Labelled]) -> onnx.ModelP
             quantization.quantize_static(
                 str(plain),
                 str(made),
-                _Reader(windows),
+                _Reader(windows, model.graph.input[0].type.tensor_type.shape.dim[0].dim_value),
                 quant_format=quantization.QuantFormat.QDQ,
                 op_types_to_quantize=list(_LAYERS),
                 nodes_to_exclude=left_alone(model),
@@ -89,8 +90,8 @@ def left_alone(model: onnx.ModelProto) -> list[str]:
 class _Reader:
     """Hands out one window after the other; onnxruntime wants `get_next` and, between rounds, `rewind`."""
 
-    def __init__(self, windows: Sequence[Labelled]) -> None:
-        self.windows = windows
+    def __init__(self, windows: Sequence[Labelled], batch: int) -> None:
+        self.windows, self.batch = windows, batch
         self.rewind()
 
     def rewind(self) -> None:
@@ -98,26 +99,32 @@ class _Reader:
 
     def get_next(self) -> dict[str, Any] | None:
         window = next(self._rest, None)
-        return None if window is None else {INPUT: window.image}
+        return None if window is None else _fed(window, self.batch)
 
     def __len__(self) -> int:
         return len(self.windows)
 
 
+def _fed(window: Labelled, batch: int) -> dict[str, Any]:
+    """What a graph for `batch` images (0: for any number) is given to see one window."""
+    return {INPUT: np.repeat(window.image, batch or 1, axis=0)}
+
+
 def measure_loss(before: bytes, after: bytes, windows: Windows, classes: int) -> Loss:
-    """mIoU of both on the scoring windows; where they have no labels, of the second against the first."""
+    """mIoU of both on the scoring windows; where no pixel is labelled, of the second against the first."""
     counts = {key: ConfusionMatrix(classes) for key in ("before", "after", "agreement")}
     sessions = [open_session(content, "the exported model", torch.get_num_threads()) for content in (before, after)]
-    labelled = bool(windows.scoring) and windows.scoring[0].labels is not None
-    for image, labels in windows.scoring:
-        maps = [np.argmax(session.run(None, {INPUT: image})[0][0], 0).astype(np.uint8) for session in sessions]
+    batch = sessions[0].get_inputs()[0].shape[0]
+    for window in windows.scoring:
+        fed = _fed(window, batch if isinstance(batch, int) else 0)
+        maps = [np.argmax(session.run(None, fed)[0][0], 0).astype(np.uint8) for session in sessions]
         counts["agreement"].update(*map(torch.from_numpy, (maps[1], maps[0])))
-        if labels is not None:
-            truth = torch.from_numpy(np.ascontiguousarray(labels))
+        if window.labels is not None:
+            truth = torch.from_numpy(np.ascontiguousarray(window.labels))
             counts["before"].update(torch.from_numpy(maps[0]), truth)
             counts["after"].update(torch.from_numpy(maps[1]), truth)
     scores = {key: 100 * matrix.scores().miou for key, matrix in counts.items()}
-    if labelled:
+    if not math.isnan(scores["before"]):
         return Loss(scores["before"], scores["after"], windows.scored_on)
     return Loss(None, scores["agreement"], windows.scored_on)
 

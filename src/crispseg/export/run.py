@@ -25,7 +25,6 @@ from crispseg.outputs import making
 FORMATS = ("onnx", "pt2", "aoti")
 PRECISIONS = ("float32", "float16", "int8")
 Say = Callable[[str], None]
-_WINDOW = 512  # side of calibration windows, where sizes are free
 _WINDOWS = 24
 
 
@@ -229,6 +228,8 @@ def _write_onnx(model: SegmentationModel, aside: Path, choice: Choice, say: Say)
         from crispseg.export import quantise
 
         say(f"calibrating int8 on {len(windows.calibration)} windows of {choice.calibrate}")
+        for note in windows.notes:
+            say(note)
         whole, content = content, _with_metadata(quantise.quantise(graph, windows.calibration), entries)
         loss = quantise.measure_loss(whole, content, windows, model.num_classes)
         say(loss.sentence())
@@ -242,7 +243,7 @@ def _windows(model: SegmentationModel, choice: Choice) -> Any:
     from crispseg.export.windows import read_windows
 
     assert choice.calibrate is not None  # int8 was checked to have it
-    return read_windows(choice.calibrate, model, choice.size or (_WINDOW, _WINDOW), _WINDOWS, choice.protocol)
+    return read_windows(choice.calibrate, model, choice.size, _WINDOWS, choice.protocol)
 
 
 def _with_metadata(graph: Any, entries: dict[str, str]) -> bytes:

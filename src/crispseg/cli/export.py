@@ -20,8 +20,6 @@ from crispseg.cli.existing import add_existing
 if TYPE_CHECKING:
     from crispseg.export.run import Exported
 
-_DEEPNESS_TILE = 512
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
@@ -35,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--deepness",
         action="store_true",
-        help=f"as the QGIS plug-in wants it: probabilities, one square tile of {_DEEPNESS_TILE} px",
+        help="as the QGIS plug-in wants it: probabilities, one square tile of 512 px",
     )
     add(
         "--calibrate",
@@ -50,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from crispseg.cli.printer import Printer
     from crispseg.evaluate.opening import open_model
+    from crispseg.export.deepness import for_deepness
     from crispseg.export.run import export
     from crispseg.outputs import check_existing
 
@@ -57,6 +56,8 @@ def run(args: argparse.Namespace) -> int:
     choice = _choice(args)
     check_existing([Path(args.output_file)], args.existing)
     model = open_model(args.model).model
+    if args.deepness:
+        choice = for_deepness(Path(args.output_file), choice, model.info)
     made = export(model, args.output_file, say=out.say, existing=args.existing, **choice)
     out.result(_values(made), _summary(made))
     return 0
@@ -73,10 +74,6 @@ def _choice(args: argparse.Namespace) -> dict[str, Any]:
         "protocol": args.protocol,
         "max_loss": args.max_loss,
     }
-    if args.deepness:
-        given["output"] = args.output or "softmax"
-        given["size"] = given["size"] or (_DEEPNESS_TILE, _DEEPNESS_TILE)
-        given["batch"] = args.batch or 1
     return {key: value for key, value in given.items() if value is not None}
 
 

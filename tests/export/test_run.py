@@ -70,6 +70,19 @@ def test_a_program_of_torch_answers_at_other_sizes(tmp_path, model):
     assert relative_error(program(image), expected(model, image)) < 1e-5
 
 
+def test_a_disk_that_takes_no_more_is_told_and_leaves_nothing(tmp_path, model):
+    """torch's own writer ended the process there, with its destructor's complaint."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        with pytest.raises(crispseg.UserError, match="cannot write .*m.pt2"):
+            export(model, tmp_path / "m.pt2", size=(32, 32), batch=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.slow
 def test_a_package_compiled_ahead_of_time_answers(tmp_path, model):
     export(model, tmp_path / "m.pt2", format="aoti", size=(64, 64), batch=1)

@@ -19,8 +19,10 @@ from crispseg.reading import reason
 
 def save_program(program: torch.export.ExportedProgram, path: Path, metadata: dict[str, str]) -> Answer:
     """Write what torch.export captured; returns what the file answers."""
-    with path.open("wb") as file, _quietly():
-        torch.export.save(program, file, extra_files=metadata)
+    made = io.BytesIO()  # at a full disk torch's own writer ends the process
+    with _quietly():
+        torch.export.save(program, made, extra_files=metadata)
+    path.write_bytes(made.getbuffer())
     with path.open("rb") as file, _quietly():
         return _answers(torch.export.load(io.BytesIO(file.read())).module())
 
@@ -29,19 +31,17 @@ def save_compiled(program: torch.export.ExportedProgram, path: Path, metadata: d
     """Compile ahead of time for this machine's kind of CPU; returns what the package answers."""
     from torch import _inductor as inductor
 
-    package = path.with_suffix(".pt2")  # AOTInductor insists on the suffix
+    made = io.BytesIO()
     try:
         with _quietly():
             inductor.aoti_compile_and_package(
-                program, package_path=str(package), inductor_configs={"aot_inductor.metadata": metadata}
+                program, package_path=made, inductor_configs={"aot_inductor.metadata": metadata}
             )
-            package.rename(path)
-            return _answers(inductor.aoti_load_package(str(path)))
     except Exception as error:  # whatever the compilers below it raise
         raise UserError(f"AOTInductor cannot compile this model here: {reason(error)}") from error
-    finally:
-        if package != path:
-            package.unlink(missing_ok=True)
+    path.write_bytes(made.getbuffer())
+    with _quietly():
+        return _answers(inductor.aoti_load_package(str(path)))
 
 
 def _answers(function: Answer) -> Answer:

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import json
 import pickle
 from pathlib import Path
 
@@ -90,6 +91,40 @@ def test_damaged_missing_and_foreign_files_are_told(tmp_path, onnx_file):
         crispseg.load(tmp_path / "bytes.onnx")
     with pytest.raises(crispseg.UserError, match="has 3 classes, not 6"):
         crispseg.load(onnx_file, num_classes=6)
+
+
+def card(model, **facts):
+    (entry,) = (entry for entry in model.metadata_props if entry.key == "crispseg")
+    entry.value = json.dumps(json.loads(entry.value) | facts)
+
+
+def rename(model, before, after):
+    for node in model.graph.node:
+        node.input[:] = [after if name == before else name for name in node.input]
+    model.graph.input[0].name = after
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda model: card(model, num_classes=4), "logits of 3, and its card says image of 3 and logits of 4"),
+        (lambda model: card(model, in_channels=4), "takes image of 3 .* says image of 4"),
+        (lambda model: card(model, output="softmax"), "probabilities of 3"),
+        (lambda model: rename(model, "image", "pixels"), "takes pixels of 3"),
+    ],
+)
+def test_a_graph_that_is_not_the_cards_is_told_when_it_is_loaded(tmp_path, onnx_file, change, said):
+    model = onnx.load(onnx_file)
+    change(model)
+    onnx.save(model, tmp_path / "m.onnx")
+    with pytest.raises(crispseg.UserError, match=said):
+        crispseg.load(tmp_path / "m.onnx")
+
+
+def test_a_program_of_torch_is_no_model(tmp_path):
+    (tmp_path / "m.pt2").write_bytes(b"PK")
+    with pytest.raises(crispseg.UserError, match=r"those that end in \.onnx"):
+        crispseg.load(tmp_path / "m.pt2")
 
 
 def test_it_only_evaluates(onnx_file):

@@ -19,14 +19,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from crispseg.errors import UserError
-from crispseg.models.onnx_card import INPUT
+from crispseg.models.onnx_card import INPUT, OUTPUTS
 
 if TYPE_CHECKING:
     import onnx
     import onnx_ir
 
 OPSET = 18  # the newest that onnxruntime, OpenVINO and TensorRT's parser have all had for years
-OUTPUTS = {"logits": "logits", "softmax": "probabilities", "argmax": "classes"}
 _FOLDED = 1 << 28  # elements of the largest constant that is computed now
 _AXES = ("batch", "height", "width")
 

@@ -184,6 +184,8 @@ def _read_config(folder: Path) -> SavedModel:
     path = folder / CONFIG
     if not path.is_file():
         how = "; `crisp convert` makes one of a checkpoint by a rival's authors" if folder.is_file() else ""
+        if folder.suffix.lower() == ".pt2":
+            how = "; of exported files, those that end in .onnx take the place of a model"
         raise UserError(f"{folder} is not a model folder: it has no {CONFIG}{how}")
     values = read_json(path)
     if isinstance(values, dict) and values.get("kind") == BACKBONE:

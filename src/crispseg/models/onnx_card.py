@@ -23,6 +23,7 @@ from crispseg.reading import parse_json
 FORMAT = 1
 KEY = "crispseg"
 INPUT = "image"  # the graph's input: raw pixels (batch, bands, height, width)
+OUTPUTS = {"logits": "logits", "softmax": "probabilities", "argmax": "classes"}
 _TILE, _OVERLAP = 512, 25  # what Deepness starts from: pixels, per cent
 
 

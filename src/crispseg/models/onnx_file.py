@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from crispseg.errors import UserError
 from crispseg.models.base import SegmentationModel
-from crispseg.models.onnx_card import INPUT, read_metadata
+from crispseg.models.onnx_card import INPUT, OUTPUTS, read_metadata
 from crispseg.reading import reason, require_file
 
 
@@ -43,6 +43,7 @@ class OnnxModel(SegmentationModel):
             raise UserError(
                 f"{where} gives class ids alone; tiles are blended from scores: export it with --output logits"
             )
+        self._check_ends()
         self.name, self.options = self.card.name, {}
         self.num_classes, self.in_channels = self.card.num_classes, self.card.in_channels
         self.info = dataclasses.replace(self.card.info, temperature=1.0)  # the graph has divided by it already
@@ -97,6 +98,17 @@ class OnnxModel(SegmentationModel):
         except UnicodeDecodeError as error:
             raise UserError(f"{self.where} is damaged: what it says of itself is no text") from error
 
+    def _check_ends(self) -> None:
+        """Whoever rewrites a file keeps its card, whatever becomes of the graph."""
+        session = self._session()
+        ends = [[(end.name, *end.shape[1:2]) for end in side] for side in (session.get_inputs(), session.get_outputs())]
+        taken, given = [(INPUT, self.card.in_channels)], [(OUTPUTS[self.card.output], self.card.num_classes)]
+        if ends != [taken, given]:
+            raise UserError(
+                f"{self.where} is not as `crisp export` wrote it: its graph takes {_told(ends[0])} and gives "
+                f"{_told(ends[1])}, and its card says {_told(taken)} and {_told(given)}; export the model again"
+            )
+
     def _session(self, cuda: bool = False) -> Any:
         sessions = self.__dict__.setdefault("_sessions", {})
         lock = self.__dict__.setdefault("_lock", threading.Lock())
@@ -122,6 +134,10 @@ def open_session(content: bytes, where: str, threads: int, cuda: bool = False) -
         return onnxruntime.InferenceSession(content, options, providers=providers)
     except Exception as error:  # its exceptions have no other base
         raise UserError(f"{where} is damaged, or no ONNX file ({reason(error)})") from error
+
+
+def _told(ends: list[tuple[Any, ...]]) -> str:
+    return ", ".join(" of ".join(map(str, end)) for end in ends) or "nothing"
 
 
 def _filled(image: Tensor, height: int, width: int) -> Tensor:

@@ -1,5 +1,7 @@
 """Int8 on a folder of labelled images, and on one of images alone."""
 
+import errno
+
 import numpy as np
 import onnx
 import pytest
@@ -132,3 +134,13 @@ def test_where_no_pixel_is_labelled_the_maps_are_compared(tmp_path, model):
 def test_other_names_of_classes_are_told(folder):
     named = read_windows(str(folder), small_model(classes=("a", "b", "c")), None, 1)
     assert any("calls its classes a, b, c" in note for note in named.notes)
+
+
+def test_a_full_disk_for_temporary_files_is_named(tmp_path, model, folder, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(onnx, "save", full)
+    with pytest.raises(crispseg.UserError, match="no space left to write .*crisp-int8-"):
+        export(model, tmp_path / "m.onnx", precision="int8", calibrate=str(folder), batch=1)
+    assert not list(tmp_path.iterdir())

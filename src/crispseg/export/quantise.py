@@ -18,6 +18,7 @@ import torch
 
 from crispseg.errors import UserError
 from crispseg.export.windows import Labelled, Windows
+from crispseg.files import explaining
 from crispseg.metrics import ConfusionMatrix
 from crispseg.models.onnx_card import INPUT
 from crispseg.models.onnx_file import open_session
@@ -54,7 +55,7 @@ def quantise(model: onnx.ModelProto, windows: Sequence[Labelled]) -> onnx.ModelP
 
     root = logging.getLogger()
     before = root.level
-    with tempfile.TemporaryDirectory(prefix="crisp-int8-") as folder:
+    with tempfile.TemporaryDirectory(prefix="crisp-int8-") as folder, explaining(folder):
         plain, made = Path(folder) / "float.onnx", Path(folder) / "int8.onnx"
         onnx.save(model, plain)
         try:

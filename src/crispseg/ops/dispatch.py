@@ -55,11 +55,13 @@ _MODULES = (
     *(f"crispseg.ops.train.{name}" for name in ("gated_mixer", "matching", "mlp")),
 )
 
-# Faster ways on a CPU, for inference; each is asked for where its weights are laid out or its maps come in.
+# Faster ways on a CPU; each is asked for where its weights are laid out or its maps come in. All but the last are for
+# inference.
 CPU_WAYS = {
     "onednn": "products and convolutions whose weights are laid out beforehand",
     "winograd": "3x3 convolutions with a quarter of the multiplications",
     "attention_in_parts": "the head's attention over parts of the image that stay in the cache",
+    "training_products": "products of linear layers and of their gradients in float32",
 }
 
 Gradients = Literal["any", "none", "needed"]

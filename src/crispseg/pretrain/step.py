@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from crispseg.normalisation import Normalisation
 from crispseg.ops.compile_ahead import compile_ahead
+from crispseg.ops.cpu.training import fast_products
 from crispseg.pretrain.config import PretrainConfig, ViewsConfig
 from crispseg.pretrain.mixing import swapped
 from crispseg.pretrain.network import Pretraining
@@ -82,7 +83,8 @@ class PretrainStepper(Updated[Pretraining]):
     def _backward(self, images: Tensor, labels: Tensor, own: Tensor) -> dict[str, Tensor]:
         """The losses of a batch; their gradients are added to the parameters'."""
         whole = self.normalised(images)
-        with autocast(self.processes.device, self.config.precision):
+        device = self.processes.device
+        with fast_products(device), autocast(device, self.config.precision):
             told = self.network(whole)
             features = self.teacher(whole) if self.teacher is not None else []
         terms: dict[str, Tensor] = {}

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from crispseg.losses import IGNORE, LossConfig, segmentation_loss
 from crispseg.models.base import SegmentationModel
 from crispseg.ops.compile_ahead import compile_ahead
+from crispseg.ops.cpu.training import fast_products
 from crispseg.train.config import Precision, TrainConfig
 from crispseg.train.distributed import Processes, share_batch_norm, spread
 from crispseg.train.graphed import GraphedPass, buffers_kept
@@ -173,8 +174,8 @@ class Stepper(Updated[SegmentationModel]):
 
     def _backward(self, images: Tensor, labels: Tensor, pixel_share: Tensor) -> dict[str, Tensor]:
         """Losses of a part, weighed by its share of the batch; their gradients are added to the parameters'."""
-        image_share = 1 / self.config.accumulate
-        with autocast(self.processes.device, self.config.precision):
+        image_share, device = 1 / self.config.accumulate, self.processes.device
+        with fast_products(device, self.config.compile), autocast(device, self.config.precision):
             output = self.network(self.normalised(images))
         terms = segmentation_loss(output, labels, self.config.loss)
         loss = shared_loss(terms, self.config.loss, pixel_share, image_share)

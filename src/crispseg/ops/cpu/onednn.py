@@ -1,4 +1,4 @@
-"""Products and convolutions on a CPU with weights laid out for oneDNN beforehand. Inference only.
+"""Products and convolutions on a CPU with weights laid out for oneDNN beforehand, without gradients (`training.py`).
 
 torch's own products are those of another library, which is slower on some processors, and its convolutions lay their
 weights out anew at each call. The operators that do better are the ones that torch.compile ends up with; they are
@@ -21,11 +21,15 @@ _PLAIN = (Tensor, torch.nn.Parameter)  # not what stands for a tensor while some
 
 
 def applies(*tensors: Tensor, way: str = "onednn") -> bool:
-    """Whether these tensors can be worked on here: on a CPU, of one precision that it multiplies in, no gradient asked
-    for, and nobody is tracing, exporting, compiling or counting operations, or has switched this way off."""
+    """Whether these tensors can be worked on here: `fits`, and no gradient is asked for."""
+    return not torch.is_grad_enabled() and fits(*tensors, way=way)
+
+
+def fits(*tensors: Tensor, way: str) -> bool:
+    """Whether these tensors are on a CPU, of one precision that it multiplies in, and nobody is tracing, exporting,
+    compiling or counting operations, or has switched this way off."""
     return (
         not torch.compiler.is_compiling()
-        and not torch.is_grad_enabled()
         and all(type(x) in _PLAIN and x.device.type == "cpu" and x.dtype == tensors[0].dtype for x in tensors)
         and _multiplies(tensors[0].dtype)
         and torch._C._get_mkldnn_enabled()

@@ -123,6 +123,22 @@ def test_what_is_recomputed_is_torchs(inside):
     assert relative_error(weight.grad, x.detach().sum(0).expand(3, -1)) < 1e-6
 
 
+def test_transformed_functions_are_torchs():
+    x, weight = torch.randn(4, 5, 8), torch.randn(3, 8)
+    with fast_products(CPU):
+        found = torch.func.vmap(functional.linear, (0, None))(x, weight)
+    assert torch.equal(found, torch.func.vmap(functional.linear, (0, None))(x, weight))
+
+
+def test_gradients_of_gradients_are_refused():
+    x, weight = leaves((5, 8), (3, 8))
+    with fast_products(CPU):
+        found = functional.linear(x, weight)
+    (gradient,) = torch.autograd.grad(found.square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+
 def test_where_they_are_not_taken(monkeypatch):
     def takes(x, weight, **how):
         with fast_products(CPU, **how):

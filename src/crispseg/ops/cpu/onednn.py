@@ -27,13 +27,14 @@ def applies(*tensors: Tensor, way: str = "onednn") -> bool:
 
 def fits(*tensors: Tensor, way: str) -> bool:
     """Whether these tensors are on a CPU, of one precision that it multiplies in, and nobody is tracing, exporting,
-    compiling or counting operations, or has switched this way off."""
+    compiling, counting or transforming operations, or has switched this way off."""
     return (
         not torch.compiler.is_compiling()
         and all(type(x) in _PLAIN and x.device.type == "cpu" and x.dtype == tensors[0].dtype for x in tensors)
         and _multiplies(tensors[0].dtype)
         and torch._C._get_mkldnn_enabled()
         and torch._C._len_torch_dispatch_stack() == 0
+        and not torch._C._are_functorch_transforms_active()
         and why_not_on_a_cpu(way) is None
         and not torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
     )

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -98,6 +99,7 @@ class _Product(torch.autograd.Function):
         return onednn.linear(rows, weight, bias)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,), (rows, weight) = gradients, ctx.saved_tensors
         of_rows, of_weight, of_bias = ctx.needs_input_grad

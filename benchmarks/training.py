@@ -2,9 +2,11 @@
 
   python benchmarks/training.py --out benchmarks/results/training.json
   python benchmarks/training.py --data ../shared/data/dubai --protocol dubai/own5 precision=bf16 compile=true
+  python benchmarks/training.py --without training_products batch_size=4 crop=256       what that is worth on a CPU
 
 Words key=value change the training config. Without --data it generates images with the sizes of the dubai set. The
-loader keeps the device fed when "training" is close to "steps" and "loader" is above both.
+loader keeps the device fed when "training" is close to "steps" and "loader" is above both. --without takes steps with
+and without something in turn, and keeps the best of each: their ratio holds on a machine with other work, too.
 
 No number without a check: the gradients of the first batch must be as close to those of torch's formulas in float32 as
 the formulas' own gradients in this precision are, or twice that. It takes the memory of a float32 step.
@@ -21,7 +23,7 @@ import math
 import platform
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +46,12 @@ _SLACK = 1e-4  # errors that need no comparison: sums in another order
 
 
 def measure(
-    config: TrainConfig, warm_up: int, steps: int, steps_alone: bool, profile: Path | None = None
+    config: TrainConfig,
+    warm_up: int,
+    steps: int,
+    steps_alone: bool,
+    profile: Path | None = None,
+    without: Sequence[str] = (),
 ) -> dict[str, Any]:
     device = choose_device(config.device)
     folder = open_folder(config.data.path, protocol=config.data.protocol)
@@ -72,6 +79,10 @@ def measure(
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     speeds = {"steps": timed(itertools.repeat(part), train_on)}
+    if without:
+        if stepper.graphed is not None:
+            raise SystemExit("--without: a recorded step cannot change; give graph=false")
+        speeds |= _in_turn(lambda: train_on(part), without, config.batch_size, steps, device)
     if profile is not None:
         name = f"{config.model.name}: one training step, {config.batch_size} crops of {config.crop} px"
         rows = added(launches(lambda: train_on(part)))
@@ -88,6 +99,7 @@ def measure(
         "precision": config.precision,
         "compile": config.compile,
         "workers": workers,
+        "threads": torch.get_num_threads() if device == "cpu" else None,
         "graph": config.graph,
         "kernels": kernels_wanted(),
         **speeds,
@@ -137,6 +149,20 @@ def _images_per_second(
     return round(batch * steps / (time.perf_counter() - begin), 2)
 
 
+def _in_turn(step: Callable[[], None], without: Sequence[str], batch: int, steps: int, device: str) -> dict[str, float]:
+    """Images per second of the best step with and of the best without these."""
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    for _, whole in itertools.product(range(steps), seconds):
+        with ops.off(*(() if whole else without)):
+            begin = time.perf_counter()
+            step()
+            _wait(device)
+            seconds[whole].append(time.perf_counter() - begin)
+    best, other = min(seconds[True]), min(seconds[False])
+    speeds = {"best step": batch / best, f"best step without {', '.join(without)}": batch / other}
+    return {name: round(speed, 2) for name, speed in speeds.items()} | {"time / without": round(best / other, 3)}
+
+
 def _wait(device: str) -> None:
     if device == "cuda":
         torch.cuda.synchronize()
@@ -150,13 +176,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--warm-up", type=int, default=15)
     parser.add_argument("--steps-alone", action="store_true", help="leave loader and training out")
+    parser.add_argument("--without", nargs="+", default=[], metavar="KERNEL", help="of those that crisp doctor lists")
     parser.add_argument("--profile", type=Path, help="write what each kernel of a step takes on a GPU as Markdown")
     parser.add_argument("--out", type=Path, help="write the result as JSON")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         data = args.data or str(generate(Path(temporary) / "data"))
         words = [f"data={data}", *([f"data.protocol={args.protocol}"] if args.protocol else []), *args.words]
-        result = measure(train_config(None, words), args.warm_up, args.steps, args.steps_alone, args.profile)
+        config = train_config(None, words)
+        result = measure(config, args.warm_up, args.steps, args.steps_alone, args.profile, args.without)
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     result |= {"gpu": gpu, "machine": platform.machine(), "torch": torch.__version__, "data": args.data or "generated"}
     print(json.dumps(result, indent=2))

@@ -42,7 +42,7 @@ from crispseg.train.distributed import Processes
 from crispseg.train.setup import build_model, choose_device, choose_workers, complete, training_set
 from crispseg.train.step import Part, Stepper, pixel_shares, use_fast_kernels
 
-_SLACK = 1e-4  # errors that need no comparison: sums in another order
+_SLACK = 1e-3  # errors that need no comparison: sums in another order; in float32 the formulas are as far from float64
 
 
 def measure(

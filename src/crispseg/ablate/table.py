@@ -71,8 +71,8 @@ def read_table(path: Path, size: str | None = None) -> Table:
     if twice or not names:
         raise UserError(f"{path}: {f'two rows are called {twice[0]!r}' if twice else 'the table has no rows'}")
     for score in table.scores:
-        name, _, of_class = score.partition(" ")
-        if score not in SCORES and not (name in CLASS_SCORES and of_class):
+        kind, _, of_class = score.partition(" ")
+        if score not in SCORES and not (kind in CLASS_SCORES and of_class):
             raise UserError(f"{path}: {unknown('score', score, [*SCORES, *(f'{one} CLASS' for one in CLASS_SCORES)])}")
     if not table.scores:
         raise UserError(f"{path}: scores is empty; leave it out, or name at least one")

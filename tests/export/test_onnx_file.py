@@ -13,7 +13,10 @@ import torch
 from PIL import Image
 
 import crispseg
+from crispseg.analysis import analyze
 from crispseg.cli.main import main
+from crispseg.data.folder import open_folder
+from crispseg.evaluate import evaluate
 from crispseg.export.run import export
 from crispseg.predict.batch import weights_version
 from tests.export.conftest import expected, raw_images
@@ -136,12 +139,17 @@ def test_it_only_evaluates(onnx_file):
 
 
 def test_eval_scores_it_as_the_model(model, onnx_file, tmp_path):
-    from crispseg.data.folder import open_folder
-    from crispseg.evaluate import evaluate
-
     folder = open_folder(fake_own(tmp_path / "own", colour=True, images=3, size=(48, 64)))
     of_torch, of_file = (evaluate(which, folder, "train").to_dict() for which in (model, crispseg.load(onnx_file)))
     assert of_file["scores"]["mIoU"] == pytest.approx(of_torch["scores"]["mIoU"], abs=1e-4)
+
+
+def test_it_is_looked_into_as_the_model_is(model, onnx_file, tmp_path):
+    folder = open_folder(fake_own(tmp_path / "own", colour=True, images=3, size=(48, 64)))
+    found = analyze(crispseg.load(onnx_file), folder, "train", against=model, device="cpu")
+    of_file, of_torch = (found.variants[which].mistakes.all for which in ("as trained", "against"))
+    assert np.abs(of_file - of_torch).sum() <= 4  # ties
+    assert f"{onnx_file} is an exported file: its blocks and prototypes cannot be looked into." in found.notes
 
 
 def test_eval_and_predict_take_the_file(onnx_file, tmp_path, scene):

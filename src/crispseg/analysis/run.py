@@ -38,6 +38,7 @@ from crispseg.evaluate.run import check_fit
 from crispseg.evaluate.spectrum import spread
 from crispseg.models.base import SegmentationModel
 from crispseg.models.crisp import CRISP
+from crispseg.models.onnx_file import OnnxModel
 from crispseg.predict.evaluate import Evaluator
 from crispseg.predict.work import find_device
 from crispseg.raster.source import ArraySource, Window
@@ -245,11 +246,13 @@ def _look(
 
 def _own_notes(models: dict[str, SegmentationModel], conditions: Conditions) -> Iterator[str]:
     for model in models.values():
-        if not places(model, "mixer"):
+        if isinstance(model, OnnxModel):
+            yield f"{model.where} is an exported file: its blocks and prototypes cannot be looked into."
+        elif not places(model, "mixer"):
             yield f"{model.name} has no VSSD backbone: it has no spectral ratios and no gates."
         elif not calibrated_mixers(model):
             yield f"{model.name} was made without DCO: it has no gates to show or to switch off."
-    if not has_prototypes(models[AS_TRAINED]):
+    if not has_prototypes(models[AS_TRAINED]) and not isinstance(models[AS_TRAINED], OnnxModel):
         yield f"{models[AS_TRAINED].name} has no prototypes: allocation and activation maps are left out."
     protocol = conditions.protocol
     if conditions.labels != protocol.boundary_labels:

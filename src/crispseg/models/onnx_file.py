@@ -73,7 +73,10 @@ class OnnxModel(SegmentationModel):
         batch, height, width = self.card.size
         if (height or image.shape[2]) < image.shape[2] or (width or image.shape[3]) < image.shape[3]:
             tile = min(height or 0, width or 0)
-            raise UserError(f"{self.where} was exported for images of {width} x {height} px; use --tile {tile}")
+            raise UserError(
+                f"{self.where} was exported for images of {width} x {height} px; use --tile {tile}, with crisp analyze "
+                f"--limit {tile}"
+            )
         whole = _filled(image, height or image.shape[2], width or image.shape[3])
         parts = [self._run(part) for part in whole.split(batch or len(whole))]
         scores = torch.cat(parts)[: len(image), :, : image.shape[2], : image.shape[3]]

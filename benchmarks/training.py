@@ -42,7 +42,8 @@ from crispseg.train.distributed import Processes
 from crispseg.train.setup import build_model, choose_device, choose_workers, complete, training_set
 from crispseg.train.step import Part, Stepper, pixel_shares, use_fast_kernels
 
-_SLACK = 1e-3  # errors that need no comparison: sums in another order; in float32 the formulas are as far from float64
+# Errors that need no comparison: sums in another order. On a CPU, in float32, the formulas are as far from float64.
+_SLACK = {"cpu": 1e-3, "cuda": 1e-4}
 
 
 def measure(
@@ -120,7 +121,7 @@ def _checked(stepper: Stepper, part: Part) -> dict[str, float]:
         truth = _gradients(Stepper(formulas, exact, stepper.processes), part)
         use_fast_kernels(stepper.processes.device)
     error, formulas_error = relative_error(found, truth), relative_error(same, truth)
-    if not math.isfinite(error) or error > 2 * formulas_error + _SLACK:
+    if not math.isfinite(error) or error > 2 * formulas_error + _SLACK[stepper.processes.device.type]:
         raise SystemExit(f"wrong gradients: relative error {error}, of the formulas in this precision {formulas_error}")
     return {"gradient error": error, "formulas' gradient error": formulas_error}
 

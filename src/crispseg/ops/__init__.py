@@ -13,7 +13,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from crispseg.errors import unknown
-from crispseg.ops.dispatch import ENVIRONMENT_VARIABLE, HAS_TRITON, off, only
+from crispseg.ops.dispatch import ENVIRONMENT_VARIABLE, HAS_TRITON, load_kernels, off, only
 from crispseg.ops.nc_ssd import formula as _torch
 from crispseg.ops.nc_ssd import reference as _reference
 from crispseg.ops.nc_ssd.formula import QuerySums, State, accumulate, add_query_sums, add_states, query_sums, read_out
@@ -43,7 +43,6 @@ Backend = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Gates, Rule], Tensor
 # Those that are installed, best first.
 BACKENDS: dict[str, Backend] = {"torch": _torch.ncssd, "reference": _reference.ncssd}
 
-# Imported here and not on first use, because a compiler that traces `ncssd` must find it.
 if HAS_TRITON:
     from crispseg.ops.nc_ssd import operator as _triton
 
@@ -79,3 +78,8 @@ def forced_backend(name: str | None) -> str | None:
     if name and name not in BACKENDS:
         raise unknown("operator backend", name, BACKENDS)
     return name or None
+
+
+# Here and not on first use, because a compiler that traces an operator must find its kernel.
+if HAS_TRITON:
+    load_kernels()

@@ -5,10 +5,10 @@ A formula becomes an operator by a decorator, and its kernel is registered with 
     @operator("layer_norm", dtypes=FLOATS)
     def layer_norm(x, weight, bias, eps): ...  # the formula
 
-    @layer_norm.kernel  # or operator(..., kernels="maps.normalize_kernels"), where it has the same name and arguments
+    @layer_norm.unless  # what else keeps the kernel from being taken, in a word
     def _(x, weight, bias, eps): ...
 
-    @layer_norm.unless  # what else keeps the kernel from being taken, in a word
+    @layer_norm.kernel  # in a module of its own, as Triton may not be installed: `thing_kernels.py` beside `thing.py`
     def _(x, weight, bias, eps): ...
 
 A kernel that does not compile or fit on this GPU is given up, with one warning, and the formula takes its place from
@@ -45,15 +45,12 @@ ANY_GPU, A100, DATA_CENTRE = 99 * 1024, 163 * 1024, 227 * 1024
 
 OLDEST_TRITON = (3, 6)  # programmatic dependent launch; older ones do not even import the kernels
 
-# Where operators are registered. None of these needs Triton.
-_MODULES = (
-    "crispseg.ops",
-    *(f"crispseg.ops.maps.{name}" for name in ("convolution", "depthwise", "normalize", "resizing")),
-    *(f"crispseg.ops.infer.{name}" for name in ("block", "gated_mixer", "matching", "pixel_attention")),
-    "crispseg.ops.infer.token_attention",
-    *(f"crispseg.ops.train.{name}" for name in ("batch_norm", "cross_attention", "cross_entropy", "drop_path")),
-    *(f"crispseg.ops.train.{name}" for name in ("gated_mixer", "matching", "mlp")),
-)
+# Where operators are registered, beside NC-SSD: modules of each lane, whose kernels are in `.._kernels`.
+_LANES = {
+    "maps": ("convolution", "depthwise", "normalize", "resizing"),
+    "infer": ("block", "gated_mixer", "matching", "pixel_attention", "token_attention"),
+    "train": ("batch_norm", "cross_attention", "cross_entropy", "drop_path", "gated_mixer", "matching", "mlp"),
+}
 
 # Faster ways on a CPU; each is asked for where its weights are laid out or its maps come in. All but the last are for
 # inference.
@@ -108,12 +105,10 @@ class Operator(Generic[P, R]):
         gradients: Gradients,
         room: int,
         of: Callable[..., tuple[Tensor, ...]] | None,
-        kernels: str | None,
     ) -> None:
         self.formula, self.name, self.dtypes, self.gradients, self.room = formula, name, dtypes, gradients, room
         self.failure: str | None = None  # why the kernel was given up
         self._of = of
-        self._kernels = kernels
         self._kernel: Callable[..., R] | None = None
         self._unless: Callable[..., str | None] | None = None
         functools.update_wrapper(self, formula)
@@ -145,9 +140,7 @@ class Operator(Generic[P, R]):
 
     def by_kernel(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Whether it is for these arguments or not."""
-        if self._kernel is None:  # its module needs Triton
-            self._kernel = getattr(importlib.import_module(f"crispseg.ops.{self._kernels}"), self.formula.__name__)
-            assert self._kernel is not None
+        assert self._kernel is not None
         return self._kernel(*args, **kwargs)
 
     def takes(self, *args: Any, **kwargs: Any) -> bool:
@@ -213,17 +206,15 @@ def operator(
     gradients: Gradients = "any",
     room: int = 0,
     of: Callable[..., tuple[Tensor, ...]] | None = None,
-    kernels: str | None = None,
 ) -> Callable[[Callable[P, R]], Operator[P, R]]:
     """Makes an operator of a formula.
 
     dtypes: of the tensors, which are `of` the arguments (all that are tensors). gradients: "none" is for inference
-    only, "needed" only where one is asked for. room: bytes of shared memory that the kernel was cut for. kernels: the
-    module of `crispseg.ops` with the kernel's launch, where that is called like the formula.
+    only, "needed" only where one is asked for. room: bytes of shared memory that the kernel was cut for.
     """
 
     def register(formula: Callable[P, R]) -> Operator[P, R]:
-        made = Operator(formula, name, dtypes, gradients, room, of, kernels)
+        made = Operator(formula, name, dtypes, gradients, room, of)
         _REGISTERED[name] = made
         return made
 
@@ -232,9 +223,20 @@ def operator(
 
 def operators() -> dict[str, Operator[..., Any]]:
     """All of them, by name."""
-    for module in _MODULES:
-        importlib.import_module(module)
+    importlib.import_module("crispseg.ops")
+    _import_all()
     return dict(sorted(_REGISTERED.items()))
+
+
+def load_kernels() -> None:
+    """All that need Triton."""
+    _import_all("_kernels")
+
+
+def _import_all(suffix: str = "") -> None:
+    for lane, names in _LANES.items():
+        for name in names:
+            importlib.import_module(f"crispseg.ops.{lane}.{name}{suffix}")
 
 
 def too_many(count: int, most: int, what: str) -> str | None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from crispseg.ops.maps import depthwise_gradients, depthwise_kernels
-from crispseg.ops.maps.depthwise import _depthwise3x3, packed
+from crispseg.ops.maps.depthwise import packed
 from tests.conftest import relative_error
 from tests.ops.maps.test_depthwise import (
     check,
@@ -22,7 +22,7 @@ SHAPES = {"plain": (False, 1), "residual": (True, 1), "halved": (False, 2)}
 @pytest.mark.parametrize("activation", ["none", "silu", "relu"])
 def test_activations_on_a_view_into_a_wider_map(activation, shape):
     residual, stride = shape
-    check(_depthwise3x3, make_map((5, 7, 12), margin=3), *make_weights(12), residual, activation, stride)
+    check(depthwise_kernels._forward, make_map((5, 7, 12), margin=3), *make_weights(12), residual, activation, stride)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -30,28 +30,28 @@ def test_activations_on_a_view_into_a_wider_map(activation, shape):
 @pytest.mark.parametrize("stride", [1, 2])
 def test_precisions(dtype, scale, stride):
     x = make_map((4, 6, 16), dtype, batch=1, scale=scale)
-    check(_depthwise3x3, x, *make_weights(16), activation="silu", stride=stride)
+    check(depthwise_kernels._forward, x, *make_weights(16), activation="silu", stride=stride)
 
 
 @pytest.mark.parametrize("size", [(1, 1, 8), (1, 11, 3), (10, 1, 3), (2, 2, 40)], ids=str)
 @pytest.mark.parametrize("stride", [1, 2])
 def test_small_and_narrow_maps(size, stride):
-    check(_depthwise3x3, make_map(size, batch=1), *make_weights(size[2]), stride=stride)
+    check(depthwise_kernels._forward, make_map(size, batch=1), *make_weights(size[2]), stride=stride)
 
 
 def test_half_precision_weights():
     weight, bias = make_weights(8, torch.bfloat16)
-    check(_depthwise3x3, make_map((3, 5, 8), torch.bfloat16, batch=1), weight, bias, activation="relu")
+    check(depthwise_kernels._forward, make_map((3, 5, 8), torch.bfloat16, batch=1), weight, bias, activation="relu")
 
 
 def test_without_bias_and_packed():
     weight, _ = make_weights(8)
-    check(_depthwise3x3, make_map((3, 5, 8), batch=1), packed(weight), None, residual=True)
+    check(depthwise_kernels._forward, make_map((3, 5, 8), batch=1), packed(weight), None, residual=True)
 
 
 def test_channels_first_memory():
     x = torch.randn(1, 6, 4, 5).permute(0, 2, 3, 1)
-    check(_depthwise3x3, x, *make_weights(6), activation="silu")
+    check(depthwise_kernels._forward, x, *make_weights(6), activation="silu")
 
 
 @pytest.mark.parametrize("stride", [1, 2])
@@ -78,16 +78,16 @@ def test_gradient_into_a_wider_map(activation, shape, margin):
 
 def test_taps_in_any_order():
     weight, bias = make_weights(8)
-    check(_depthwise3x3, make_map((3, 5, 8), batch=1), weight.transpose(2, 3), bias, activation="silu")
+    check(depthwise_kernels._forward, make_map((3, 5, 8), batch=1), weight.transpose(2, 3), bias, activation="silu")
 
 
 def test_the_operators_are_registered_well():
     x, (weight, bias) = make_map((3, 4, 4), batch=1), make_weights(4)
     leaves = [v.requires_grad_() for v in (x, weight, bias)]
-    torch.library.opcheck(_depthwise3x3, (*leaves, False, "silu", 1))
-    torch.library.opcheck(_depthwise3x3, (*leaves[:2], None, False, "none", 2))
+    torch.library.opcheck(depthwise_kernels._forward, (*leaves, False, "silu", 1))
+    torch.library.opcheck(depthwise_kernels._forward, (*leaves[:2], None, False, "none", 2))
 
 
 def test_compiles_to_one_graph():
-    compiled = torch.compile(lambda *args: _depthwise3x3(*args), fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(lambda *args: depthwise_kernels._forward(*args), fullgraph=True, backend="aot_eager")
     check(compiled, make_map((3, 5, 4), margin=2), *make_weights(4), activation="silu")

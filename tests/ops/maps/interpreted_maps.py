@@ -40,12 +40,12 @@ def test_convolve(size, tiles, dtype):
     x, residual = draw(2, 2, height, width, channels, dtype=dtype)
     weight, bias = draw(channels, channels, 3, 3, dtype=dtype), draw(channels, dtype=dtype)
     agree(
-        lambda x, w, b, r: convolutions.convolve(x, w, b, r, False, tiles),
+        lambda x, w, b, r: convolutions.convolve(x, w, b, r, tiles=tiles),
         lambda x, w, b, r: windows(x, w, b) + r,
         (x, weight, bias, residual),
     )
     agree(
-        lambda x, w, b: convolutions.convolve(x, w, b, None, True, tiles),
+        lambda x, w, b: convolutions.convolve(x, w, b, relu=True, tiles=tiles),
         lambda x, w, b: windows(x, w, b).clamp(min=0),
         (x, weight, bias),
     )
@@ -53,7 +53,7 @@ def test_convolve(size, tiles, dtype):
 
 def test_convolve_with_large_values_and_other_channels_out():
     x, weight, bias = 1e3 * torch.randn(1, 4, 6, 8), torch.randn(20, 8, 3, 3), torch.randn(20)
-    agree(lambda *args: convolutions.convolve(*args, None, False), windows, (x, weight, bias))
+    agree(lambda *args: convolutions.convolve(*args), windows, (x, weight, bias))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from crispseg.ops.maps.convolution import convolve, convolve_image, halve_and_mix
 from crispseg.ops.maps.normalize import layer_norm, norm_relu_add
-from crispseg.ops.maps.resizing import _plain_gradients, add_resized, upsample
+from crispseg.ops.maps.resizing import add_resized, plain_gradients, upsample
 
 
 def draw(*shape):
@@ -63,7 +63,7 @@ def test_convolve(size, channels, count, with_residual, relu, stride):
     truth = windows(x, weight, bias, stride)
     residual = torch.randn_like(truth) if with_residual else None
     truth = truth if residual is None else truth + residual
-    found = convolve(x, weight, bias, stride, residual, relu)
+    found = convolve(x, weight, bias, residual, relu, stride)
     torch.testing.assert_close(found, truth.clamp(min=0) if relu else truth)
 
 
@@ -117,5 +117,5 @@ def test_gradients_of_a_sum_where_their_kernel_does_not_run(low, size):
     finer, coarser = torch.randn(2, 3, *size, requires_grad=True), torch.randn(2, 3, *low, requires_grad=True)
     g = torch.randn(2, 3, *size)
     truth = torch.autograd.grad(add_resized.formula(finer, coarser), [coarser, finer], g)
-    for found, expected in zip(_plain_gradients(g.permute(0, 2, 3, 1), *low), truth, strict=True):
+    for found, expected in zip(plain_gradients(g.permute(0, 2, 3, 1), *low), truth, strict=True):
         torch.testing.assert_close(found.permute(0, 3, 1, 2), expected)

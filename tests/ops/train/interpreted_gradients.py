@@ -9,9 +9,7 @@ from crispseg.models.vssd import NCSSDMixer, VSSDConfig
 from crispseg.ops import Rule, dispatch
 from crispseg.ops.common import column_sums
 from crispseg.ops.maps import normalize_kernels
-from crispseg.ops.maps.normalize import _layer_norm
 from crispseg.ops.train import gated_mixer_kernels
-from crispseg.ops.train.gated_mixer import _forward
 from tests.conftest import relative_error
 from tests.ops.nc_ssd.interpreted_ncssd import RULES
 from tests.ops.nc_ssd.test_ncssd import make_gates
@@ -21,18 +19,21 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def mix(projected, conv_weight, conv_bias, dt_bias, a_log, d, gates, rule, weight, bias, eps):
-    return _forward(projected, conv_weight, conv_bias, dt_bias, a_log, d, *gates, weight, bias, eps, *rule.flags)[0]
+    given = projected, conv_weight, conv_bias, dt_bias, a_log, d, *gates, weight, bias, eps, *rule.flags
+    return gated_mixer_kernels._forward(*given)[0]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("scale", [1.0, 1e3])
 @pytest.mark.parametrize("shape", [(1, 8), (3, 5, 24), (5, 300)], ids=str)
 def test_norm(dtype, scale, shape):
-    check_norm(_layer_norm, shape, dtype, scale)
+    check_norm(normalize_kernels._forward, shape, dtype, scale)
 
 
 def test_norm_of_a_transposed_map():
-    check_norm(lambda x, *rest: _layer_norm(x.transpose(0, 1), *rest).transpose(0, 1), (3, 4, 16), torch.float32)
+    check_norm(
+        lambda x, *rest: normalize_kernels._forward(x.transpose(0, 1), *rest).transpose(0, 1), (3, 4, 16), torch.float32
+    )
 
 
 @pytest.mark.parametrize("margin", [0, 3, 8])
@@ -115,11 +116,11 @@ def test_gains_of_many_programs():
 def test_the_operators_are_registered_well():
     x, weight, bias = torch.randn(3, 4, 8), torch.rand(8), torch.rand(8)
     leaves = [t.requires_grad_() for t in (x, weight, bias)]
-    torch.library.opcheck(_layer_norm, (*leaves, 1e-5))
+    torch.library.opcheck(normalize_kernels._forward, (*leaves, 1e-5))
     tensors, values = make_projected((2, 3), state=4)
     tensors = [t.detach().requires_grad_() for t in tensors]
     given = (*tensors[:6], *make_gates(values, (True, True, False)), *tensors[6:], 1e-5, True, False)
-    torch.library.opcheck(_forward, given)
+    torch.library.opcheck(gated_mixer_kernels._forward, given)
 
 
 def test_compiles_to_one_graph():
@@ -135,8 +136,7 @@ def test_compiles_to_one_graph():
 def test_supports():
     def supported(dtype=torch.float32, rule=Rule()):  # noqa: B008 - frozen
         tensors, values = make_projected((4, 5), dtype=dtype)
-        given = gated_mixer_kernels.Given(*tensors[:6], make_gates(values), *tensors[6:], 1e-5, True, False)
-        return gated_mixer_kernels.supports(given, rule)
+        return gated_mixer_kernels.why_not(*tensors[:6], make_gates(values), rule, *tensors[6:], 1e-5) is None
 
     assert all(supported(dtype) for dtype in DTYPES)
     assert not supported(torch.float64)

@@ -7,9 +7,9 @@ import torch
 
 from crispseg.models.omp import OMPConfig, OMPHead
 from crispseg.ops import dispatch
-from crispseg.ops.maps import resizing
-from crispseg.ops.train import cross_attention
-from crispseg.ops.train import matching as cosines
+from crispseg.ops.maps import resizing_kernels
+from crispseg.ops.train import cross_attention_kernels as attention
+from crispseg.ops.train import matching_kernels as cosines
 from tests.conftest import relative_error
 from tests.ops.maps.test_maps import resized
 from tests.ops.train.test_cross_attention import head_by_head
@@ -67,8 +67,8 @@ def test_attention_with_large_scores(few):
 
 
 ATTENTIONS = {
-    "keys": lambda heads: lambda q, k, v: cross_attention._pixels_read_tokens(q, torch.cat([k, v], -1), heads),
-    "queries": lambda heads: lambda q, k, v: cross_attention._tokens_read_pixels(q, torch.cat([k, v], -1), heads)[0],
+    "keys": lambda heads: lambda q, k, v: attention.pixels_read_tokens(q, torch.cat([k, v], -1), heads),
+    "queries": lambda heads: lambda q, k, v: attention.tokens_read_pixels(q, torch.cat([k, v], -1), heads)[0],
 }
 
 
@@ -201,13 +201,13 @@ SIZES_OF_MAPS = [
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_resized_maps_in_half_precision(dtype):
     x, finer = draw(2, 3, 5, 20, dtype=dtype), draw(2, 7, 9, 20, dtype=dtype)
-    agree(resizing._resize_add, lambda x, y: resized(x, (7, 9)) + y, (x, finer))
+    agree(resizing_kernels._forward, lambda x, y: resized(x, (7, 9)) + y, (x, finer))
 
 
 @pytest.mark.parametrize(("low", "size"), SIZES_OF_MAPS)
 def test_resized_maps(low, size):
     x, finer = draw(1, *low, 20), draw(1, *size, 20)
-    agree(resizing._resize_add, lambda x, y: resized(x, size) + y, (x, finer))
+    agree(resizing_kernels._forward, lambda x, y: resized(x, size) + y, (x, finer))
 
 
 @pytest.mark.parametrize(("neck", "matching"), [("topdown", "max"), ("concat", "max"), ("topdown", "lse")])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from crispseg.ops.train.drop_path import _plain_gradients, add_kept
+from crispseg.ops.train.drop_path import add_kept, plain_gradients
 from tests.conftest import relative_error
 
 BOUNDS = {torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float16: 1e-3}
@@ -39,5 +39,5 @@ def test_gradients_where_their_kernel_does_not_run():
     drawn, g = torch.rand(5), torch.randn(5, 2, 3)
     x, branch = (torch.zeros(5, 2, 3, requires_grad=True) for _ in range(2))
     truth = torch.autograd.grad(formula(x, branch, drawn, 0.4), [x, branch], g)
-    for found, expected in zip(_plain_gradients(g, drawn, 0.4), truth, strict=True):
+    for found, expected in zip(plain_gradients(g, drawn, 0.4), truth, strict=True):
         torch.testing.assert_close(found, expected)

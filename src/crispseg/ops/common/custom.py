@@ -3,13 +3,12 @@
     @custom_op("layer_norm", like=lambda x, *rest: x.new_empty(x.shape))
     def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor: ...
 
-    @custom_op("layer_norm_backward", like=...)
-    def _backward(gradient: Tensor, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, ...]: ...
+    @custom_op("layer_norm_backward", like=gradients_of_first(3))
+    def _backward(gradient: Tensor, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> list[Tensor]: ...
 
     differentiable(_layer_norm, _backward, layer_norm)
 
-Types say what the schema is. Bodies import Triton when first run, on the device of their first tensor, and choose their
-precisions themselves.
+Types say what the schema is. Bodies run on the device of their first tensor and choose their precisions themselves.
 """
 
 from __future__ import annotations
@@ -58,6 +57,11 @@ def all_but_the_result(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Sequ
 
 def all_there_is(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> Sequence[Any]:
     return *inputs, *outputs
+
+
+def gradients_of_first(count: int) -> Callable[..., list[Tensor]]:
+    """What a backward operator gives, empty: gradients of those of its first inputs that are given."""
+    return lambda gradient, *inputs: [x.new_empty(x.shape) for x in inputs[:count] if x is not None]
 
 
 def differentiable(

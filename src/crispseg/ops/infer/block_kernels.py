@@ -17,6 +17,7 @@ from torch import Tensor
 
 from crispseg.ops.common.dependent_launch import after_the_kernel_before, launch_options
 from crispseg.ops.common.rounding import INTERPRETED, multiply, rounded, widened
+from crispseg.ops.infer import block
 from crispseg.ops.infer.block import MLP, Start
 from crispseg.ops.maps import depthwise_kernels
 from crispseg.ops.maps.depthwise import packed
@@ -166,11 +167,13 @@ def _conv_norm_project_kernel(
         tl.store(out + offset[:, None] + unit[None, :], _cast(result, kind), mask=mask)
 
 
+@block.conv_norm.kernel
 def conv_norm(x: Tensor, start: Start) -> tuple[Tensor, Tensor]:
     with torch.cuda.device_of(x):
         return depthwise_kernels.forward_norm(x, start.weight, start.bias, (start.gamma, start.beta, start.eps))
 
 
+@block.conv_norm_project.kernel
 def conv_norm_project(
     x: Tensor, start: Start, matrix: Tensor, tiles: BlockTiles | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -186,6 +189,7 @@ def conv_norm_project(
     return y, wide[..., :out]
 
 
+@block.conv_norm_mlp.kernel
 def conv_norm_mlp(x: Tensor, start: Start, weights: MLP, tiles: BlockTiles | None = None) -> Tensor:
     x, out = x.contiguous(), torch.empty_like(x, memory_format=torch.contiguous_format)
     tiles = tiles or _MLP[x.shape[3]]

@@ -9,11 +9,8 @@ from torch.nn import functional
 
 from crispseg.ops import ncssd
 from crispseg.ops.common.precision import widened
-from crispseg.ops.dispatch import FLOATS, HAS_TRITON, operator
+from crispseg.ops.dispatch import FLOATS, operator
 from crispseg.ops.nc_ssd.spec import Gates, Rule
-
-if HAS_TRITON:
-    from crispseg.ops.infer import gated_mixer_kernels as kernels
 
 
 def _tensors(*arguments: Any) -> tuple[Tensor, ...]:
@@ -46,17 +43,6 @@ def gated_mixer(
     y = ncssd(v.unflatten(-1, (dt.shape[-1], -1)), b, c, rho, d, gates, rule)  # v (B, L, H, P)
     y = functional.layer_norm(y.flatten(2), (inner,), norm_weight.to(y.dtype), norm_bias.to(y.dtype), eps)
     return y.to(z.dtype) * z
-
-
-@gated_mixer.unless
-def _(*arguments: Any) -> str | None:
-    xbc, dt, z, rule = (*arguments[:3], arguments[7])
-    return None if kernels.supports(xbc, dt, z, rule) else "sizes or a rule that it does not know"
-
-
-@gated_mixer.kernel
-def _(*arguments: Any) -> Tensor:
-    return kernels.gated_mixer(*flat(*arguments))
 
 
 def flat(*arguments: Any) -> tuple[Any, ...]:

@@ -4,6 +4,8 @@ calibration, LayerNorm and gate in one."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -13,6 +15,7 @@ from crispseg.ops import dispatch
 from crispseg.ops.common.custom import custom_op
 from crispseg.ops.common.dependent_launch import after_the_kernel_before
 from crispseg.ops.common.hardware import multiprocessors, padded
+from crispseg.ops.infer import gated_mixer as mixer
 from crispseg.ops.nc_ssd.kernels import add_product, at, block, feature_block
 from crispseg.ops.nc_ssd.launch import LARGEST_HEAD, TILINGS, Sizes, Tiling, launch, product_of, sum_states, takes
 from crispseg.ops.nc_ssd.spec import Gates, Rule, normaliser_floor
@@ -78,19 +81,26 @@ def _read_out_gated(
     tl.store(out + rows[:, None] * WIDTH + channel[None, :], y, mask=(rows < left)[:, None] & here[None, :])
 
 
-def supports(xbc: Tensor, dt: Tensor, z: Tensor, rule: Rule) -> bool:
-    inner, heads = z.shape[-1], dt.shape[-1]
+@mixer.gated_mixer.unless
+def why_not(xbc: Tensor, dt: Tensor, z: Tensor, *rest: Any) -> str | None:
+    inner, heads, rule = z.shape[-1], dt.shape[-1], rest[4]
     b = xbc[..., inner : inner + (xbc.shape[-1] - inner) // 2]
-    return (
+    supported = (
         takes(z, b, xbc, dt, rule)
         and inner % heads == 0
         and inner // heads <= LARGEST_HEAD
         and padded(inner) <= (LARGEST_WIDTH if product_of(xbc) == "half" else LARGEST_WIDTH // 2)
     )
+    return None if supported else "sizes or a rule that it does not know"
+
+
+@mixer.gated_mixer.kernel
+def gated_mixer(*arguments: Any) -> Tensor:
+    return _gated_mixer(*mixer.flat(*arguments))
 
 
 @custom_op("gated_mixer", like=lambda xbc, dt, z, *rest: torch.empty_like(z, memory_format=torch.contiguous_format))
-def gated_mixer(
+def _gated_mixer(
     xbc: Tensor,
     dt: Tensor,
     z: Tensor,
@@ -107,7 +117,6 @@ def gated_mixer(
     normalized: bool,
     skip_before: bool,
 ) -> Tensor:
-    """See `gated_mixer.gated_mixer`."""
     batch, tokens, inner = z.shape
     state = (xbc.shape[-1] - inner) // 2
     v, b, c = xbc.split([inner, state, state], dim=-1)

@@ -16,7 +16,7 @@ MOST_MIXED = 16384  # weights, or numbers of the bank, of one class: a program h
 _LEAST_NORM = 1e-12  # as functional.normalize has it
 
 
-@operator("best_cosines", kernels="infer.matching_kernels", gradients="none", room=ANY_GPU)
+@operator("best_cosines", gradients="none", room=ANY_GPU)
 def best_cosines(descriptors: Tensor, prototypes: Tensor, scale: float) -> Tensor:
     """scale x the largest cosine of each descriptor (B, L, d) with a class's prototypes (B, classes, K, d).
 
@@ -34,7 +34,7 @@ def _(descriptors: Tensor, *rest: Any) -> str | None:
     return too_many(descriptors.shape[2], MOST_CHANNELS, "channels")
 
 
-@operator("grouped_product", kernels="infer.matching_kernels", gradients="none", room=ANY_GPU)
+@operator("grouped_product", gradients="none", room=ANY_GPU)
 def grouped_product(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
     """x (B, classes, in) through each class's own weight (classes, in, out) and bias (classes, out), or one for all."""
     groups = weight.shape[0]
@@ -44,14 +44,14 @@ def grouped_product(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tens
     return y.view(*x.shape[:2], -1) if groups == 1 else y.transpose(0, 1)
 
 
-@operator("max_and_mean", kernels="infer.matching_kernels", gradients="none", room=ANY_GPU)
+@operator("max_and_mean", gradients="none", room=ANY_GPU)
 def max_and_mean(x: Tensor) -> Tensor:
     """Over the pixels of x (B, L, D): the maximum of the first half of the channels, the mean of the others."""
     for_max, for_mean = x.chunk(2, dim=-1)
     return torch.cat([for_max.amax(1), for_mean.mean(1)], dim=-1)
 
 
-@operator("mix_candidates", kernels="infer.matching_kernels", gradients="none", room=ANY_GPU)
+@operator("mix_candidates", gradients="none", room=ANY_GPU)
 def mix_candidates(x: Tensor, weight: Tensor, bias: Tensor, bank: Tensor) -> Tensor:
     """Each class's candidates, of a bank (classes, M, D), weighted by the softmax over M of x weight + bias, for x
     (B, in), weight (in, classes x M), a view of (classes x M, in), and bias (classes x M): (B, classes, D)."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from crispseg.ops.common.dependent_launch import after_the_kernel_before, launch_options
 from crispseg.ops.common.hardware import padded
 from crispseg.ops.common.tokens_and_pixels import SMALLEST, AttentionTiles, inside
+from crispseg.ops.infer import matching
 
 MATCH = AttentionTiles(64, 4, 3)
 _INNER, COLUMNS = 256, 16  # of a grouped product's input and output, in one program at a time
@@ -76,6 +77,7 @@ def _cosines_kernel(
                 _store_best(x, p, factor, missing, size, out, where, here, first, length, classes, PIXELS, GROUP, COUNT)
 
 
+@matching.best_cosines.kernel
 def best_cosines(descriptors: Tensor, prototypes: Tensor, scale: float) -> Tensor:
     batch, length, width = descriptors.shape
     classes, count = prototypes.shape[1:3]
@@ -120,6 +122,7 @@ def _grouped_product_kernel(
     tl.store(out + place[:, None] * OUTER + columns[None, :], total, mask=(row < rows)[:, None] & exists[None, :])
 
 
+@matching.grouped_product.kernel
 def grouped_product(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
     batch, classes, inner = x.shape
     groups, _, outer = weight.shape
@@ -158,6 +161,7 @@ def _mix_kernel(
     tl.store(out + columns, mixed, mask=columns < WIDTH)
 
 
+@matching.mix_candidates.kernel
 def mix_candidates(x: Tensor, weight: Tensor, bias: Tensor, bank: Tensor) -> Tensor:
     (batch, inner), (classes, count, width) = x.shape, bank.shape
     out = x.new_empty(batch, classes, width)
@@ -187,6 +191,7 @@ def _pool_kernel(x, out, length, width, ROWS: tl.constexpr, COLUMNS: tl.constexp
     tl.store(out + image * width + columns, pooled, mask=columns < width)
 
 
+@matching.max_and_mean.kernel
 def max_and_mean(x: Tensor) -> Tensor:
     batch, length, width = x.shape
     x = x.contiguous()

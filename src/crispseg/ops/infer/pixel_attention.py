@@ -15,7 +15,7 @@ MOST_CHANNELS = 256  # of a pixel, which one program of a kernel holds
 MOST_TOKENS = 64
 
 
-@operator("read_pixels", kernels="infer.pixel_attention_kernels", gradients="none", room=A100)
+@operator("read_pixels", gradients="none", room=A100)
 def read_pixels(queries: Tensor, pixels: Tensor, projection: Tensor) -> Tensor:
     """Tokens attend pixels: means of the pixels (B, L, D), weighted by the softmax of their products with each query
     (B, T, heads, D), each times its head's projection (heads, w, D). Returns (B, T, heads x w)."""
@@ -29,7 +29,7 @@ def _(queries: Tensor, pixels: Tensor, projection: Tensor) -> str | None:
     return too_many(pixels.shape[2], MOST_CHANNELS, "channels")
 
 
-@operator("pixels_attend_tokens", kernels="infer.pixel_attention_kernels", gradients="none", room=A100)
+@operator("pixels_attend_tokens", gradients="none", room=A100)
 def pixels_attend_tokens(
     pixels: Tensor,
     keys: Tensor,

@@ -11,6 +11,7 @@ from torch import Tensor
 from crispseg.ops.common.dependent_launch import after_the_kernel_before, launch_options
 from crispseg.ops.common.hardware import padded
 from crispseg.ops.common.tokens_and_pixels import LOG2_E, SMALLEST, AttentionTiles, inside, normalised
+from crispseg.ops.infer import pixel_attention
 
 READ = AttentionTiles(64, 4, 3, 1)  # tokens attend pixels
 WRITE = AttentionTiles(64, 4, 2)  # pixels attend tokens
@@ -85,6 +86,7 @@ def _combine_and_project_kernel(
     tl.store(out + (image * count + row) * INNER + outputs, projected, mask=outputs < INNER)
 
 
+@pixel_attention.read_pixels.kernel
 def read_pixels(queries: Tensor, pixels: Tensor, projection: Tensor) -> Tensor:
     batch, tokens, heads, width = queries.shape
     queries = queries if queries.stride(3) == 1 else queries.contiguous()
@@ -185,6 +187,7 @@ def _write_kernel(
         tl.store(out + places, normalised(result, columns, weight, shift, eps, WIDTH, PADDED), mask=here)
 
 
+@pixel_attention.pixels_attend_tokens.kernel
 def pixels_attend_tokens(
     pixels: Tensor,
     keys: Tensor,

@@ -80,7 +80,7 @@ def _too_wide(own: OwnAttention | None) -> str | None:
     return None if own is None else too_many(own.weight.shape[1], 128 * own.heads, "channels of these heads")
 
 
-@operator("join_perceptron", kernels="infer.token_attention_kernels", gradients="none", room=ANY_GPU, of=_both)
+@operator("join_perceptron", gradients="none", room=ANY_GPU, of=_both)
 def join_perceptron(tokens: Tensor, read: Tensor, join: Join, perceptron: Perceptron) -> Tensor:
     """With t = join(tokens, read): parts (P, B, T, D), whose sum over P is t + perceptron(t)."""
     t = join(tokens, read)
@@ -89,7 +89,6 @@ def join_perceptron(tokens: Tensor, read: Tensor, join: Join, perceptron: Percep
 
 @operator(
     "settle",
-    kernels="infer.token_attention_kernels",
     gradients="none",
     room=ANY_GPU,
     of=lambda parts, norm, vectors, own: (vectors.first,),
@@ -101,20 +100,20 @@ def settle(parts: Tensor, norm: Norm, vectors: Vectors, own: OwnAttention | None
     return (t, *vectors(t), t.new_empty(0) if own is None else own(t))
 
 
-@operator("attend_own", kernels="infer.token_attention_kernels", gradients="none", room=ANY_GPU)
+@operator("attend_own", gradients="none", room=ANY_GPU)
 def attend_own(tokens: Tensor, own: OwnAttention) -> Tensor:
     """What tokens (B, T, D) get from each other."""
     return own(tokens)
 
 
-@operator("join_vectors", kernels="infer.token_attention_kernels", gradients="none", room=ANY_GPU, of=_both)
+@operator("join_vectors", gradients="none", room=ANY_GPU, of=_both)
 def join_vectors(tokens: Tensor, read: Tensor, join: Join, vectors: Vectors) -> tuple[Tensor, Tensor]:
     """t = join(tokens, read) and its vectors (B, T, G, D)."""
     t = join(tokens, read)
     return t, vectors(t)[0]
 
 
-@operator("join_grouped", kernels="infer.token_attention_kernels", gradients="none", room=ANY_GPU, of=_both)
+@operator("join_grouped", gradients="none", room=ANY_GPU, of=_both)
 def join_grouped(tokens: Tensor, read: Tensor, join: Join, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
     """`grouped_product` of join(tokens, read)."""
     return grouped_product(join(tokens, read), weight, bias, relu)

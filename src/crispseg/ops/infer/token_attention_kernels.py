@@ -17,6 +17,7 @@ from crispseg.ops.common.dependent_launch import after_the_kernel_before, launch
 from crispseg.ops.common.hardware import padded
 from crispseg.ops.common.norm import Norm
 from crispseg.ops.common.tokens_and_pixels import LOG2_E, inside, normalised
+from crispseg.ops.infer import token_attention
 from crispseg.ops.infer.token_attention import Join, OwnAttention, Perceptron, Vectors
 
 _HIDDEN = 128  # units of the perceptron that a program takes
@@ -247,6 +248,7 @@ def _join_arguments(tokens: Tensor, read: Tensor, join: Join) -> tuple[object, .
     return tokens.contiguous(), read.contiguous(), join.weight, join.bias, *join.norm
 
 
+@token_attention.join_perceptron.kernel
 def join_perceptron(tokens: Tensor, read: Tensor, join: Join, perceptron: Perceptron) -> Tensor:
     batch, count, width = tokens.shape
     units = perceptron.first.shape[0]
@@ -260,6 +262,7 @@ def join_perceptron(tokens: Tensor, read: Tensor, join: Join, perceptron: Percep
     return out
 
 
+@token_attention.settle.kernel
 def settle(parts: Tensor, norm: Norm, vectors: Vectors, own: OwnAttention | None) -> tuple[Tensor, ...]:
     pieces, batch, count, width = parts.shape
     groups, inner = vectors.bias.shape
@@ -278,6 +281,7 @@ def settle(parts: Tensor, norm: Norm, vectors: Vectors, own: OwnAttention | None
     return out, made, scores, attended
 
 
+@token_attention.attend_own.kernel
 def attend_own(tokens: Tensor, own: OwnAttention) -> Tensor:
     batch, count, width = tokens.shape
     rows, used, programs = _image_geometry(batch, count)
@@ -291,6 +295,7 @@ def attend_own(tokens: Tensor, own: OwnAttention) -> Tensor:
     return out
 
 
+@token_attention.join_vectors.kernel
 def join_vectors(tokens: Tensor, read: Tensor, join: Join, vectors: Vectors) -> tuple[Tensor, Tensor]:
     batch, count, width = tokens.shape
     groups, inner = vectors.bias.shape
@@ -305,6 +310,7 @@ def join_vectors(tokens: Tensor, read: Tensor, join: Join, vectors: Vectors) -> 
     return out, made
 
 
+@token_attention.join_grouped.kernel
 def join_grouped(tokens: Tensor, read: Tensor, join: Join, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
     batch, classes, width = tokens.shape
     groups, _, outer = weight.shape

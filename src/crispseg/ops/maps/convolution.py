@@ -22,7 +22,7 @@ _IMAGES = (torch.float32, torch.bfloat16, torch.float16, torch.uint8)
 
 @operator("convolve", gradients="none", room=ANY_GPU)
 def convolve(
-    x: Tensor, weight: Tensor, bias: Tensor, stride: int = 1, residual: Tensor | None = None, relu: bool = False
+    x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None = None, relu: bool = False, stride: int = 1
 ) -> Tensor:
     """A convolution of x (B, H, W, C) with "same" padding, its bias, residual and ReLU.
 
@@ -43,27 +43,12 @@ def convolve(
 
 
 @convolve.unless
-def _(x: Tensor, weight: Tensor, bias: Tensor, stride: int = 1, *rest: Any, **options: Any) -> str | None:
+def _(x: Tensor, weight: Tensor, *rest: Any, stride: int = 1, **options: Any) -> str | None:
     why = "stride 2" if stride != 1 else _too_many_channels(weight) or too_many(len(weight), _FEW, "channels")
     return why or (why_no_room(x.device, A100) if weight.shape[1] > 32 else None)  # 142 KB with 48 channels
 
 
-@convolve.kernel
-def _(
-    x: Tensor, weight: Tensor, bias: Tensor, stride: int = 1, residual: Tensor | None = None, relu: bool = False
-) -> Tensor:
-    from crispseg.ops.maps import convolution_kernels as kernels
-
-    return kernels.convolve(x, weight, bias, residual, relu)
-
-
-@operator(
-    "convolve_image",
-    kernels="maps.convolution_kernels",
-    gradients="none",
-    room=ANY_GPU,
-    of=lambda image, weight, bias: (weight, bias),
-)
+@operator("convolve_image", gradients="none", room=ANY_GPU, of=lambda image, weight, bias: (weight, bias))
 def convolve_image(image: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """relu(conv + bias) with stride 2 of an image (B, bands, H, W) of any type and layout, cast to the weights' type:
     a map (B, H', W', C)."""
@@ -78,7 +63,7 @@ def _(image: Tensor, weight: Tensor, bias: Tensor) -> str | None:
     return too_many(image.shape[1], _MOST_BANDS, "bands") or too_many(len(weight), _MOST_MIXED, "channels")
 
 
-@operator("halve_and_mix", kernels="maps.convolution_kernels", gradients="none", room=A100)
+@operator("halve_and_mix", gradients="none", room=A100)
 def halve_and_mix(x: Tensor, weight: Tensor, bias: Tensor, mix: Tensor, mix_bias: Tensor) -> Tensor:
     """relu(conv(x) + bias) @ mix + mix_bias with stride 2: (B, H, W, C) -> (B, H', W', out), mix (hidden, out)."""
     hidden = convolve(x, weight, bias, stride=2, relu=True)

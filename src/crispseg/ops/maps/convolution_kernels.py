@@ -21,6 +21,7 @@ from torch import Tensor
 from crispseg.ops.common.dependent_launch import after_the_kernel_before, launch_options
 from crispseg.ops.common.hardware import multiprocessors, padded
 from crispseg.ops.common.rounding import multiply
+from crispseg.ops.maps import convolution
 
 
 class ConvolutionTiles(NamedTuple):
@@ -158,8 +159,15 @@ def _convolve_kernel(
                 tl.store(out + start + own, y, mask=inside)
 
 
+@convolution.convolve.kernel
 def convolve(
-    x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, relu: bool, tiles: ConvolutionTiles | None = None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    residual: Tensor | None = None,
+    relu: bool = False,
+    stride: int = 1,  # the only one that it is taken for
+    tiles: ConvolutionTiles | None = None,
 ) -> Tensor:
     x, weight = x.contiguous(), weight.contiguous(memory_format=torch.channels_last)
     residual = x if residual is None else residual.contiguous()
@@ -247,6 +255,7 @@ def _halve_and_mix_kernel(
     tl.store(out + where, total, mask=inside[:, None] & (n < OUT)[None, :])
 
 
+@convolution.halve_and_mix.kernel
 def halve_and_mix(
     x: Tensor, weight: Tensor, bias: Tensor, mix: Tensor, mix_bias: Tensor, tiles: MixTiles | None = None
 ) -> Tensor:
@@ -300,6 +309,7 @@ def _image_kernel(
     tl.store(out + where, tl.maximum(total, 0.0), mask=inside[:, None] & (n < OUT)[None, :])
 
 
+@convolution.convolve_image.kernel
 def convolve_image(image: Tensor, weight: Tensor, bias: Tensor, tiles: ImageTiles = IMAGE) -> Tensor:
     weight = weight.contiguous(memory_format=torch.channels_last)
     batch, bands, height, width = image.shape

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from crispseg.errors import UserError, unknown
-from crispseg.ops.common.custom import custom_op, differentiable
 from crispseg.ops.dispatch import FLOATS, operator
 
 Activation = Literal["none", "silu", "relu"]
@@ -30,7 +29,7 @@ def _the_map(x: Tensor, *rest: Any, **options: Any) -> tuple[Tensor]:
     return (x,)
 
 
-def _check(activation: str, stride: int, residual: bool) -> None:
+def check(activation: str, stride: int, residual: bool) -> None:
     if activation not in _ACTIVATIONS:
         raise unknown("activation", activation, _ACTIVATIONS)
     if stride not in (1, 2) or (residual and stride != 1):
@@ -42,7 +41,6 @@ def depthwise3x3(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
-    *,
     residual: bool = False,
     activation: Activation = "none",
     stride: int = 1,
@@ -52,7 +50,7 @@ def depthwise3x3(
     weight: (C, 1, 3, 3), padded by zeros outside the map; with its channels side by side in memory (see `packed`) the
     kernels load it faster.
     """
-    _check(activation, stride, residual)
+    check(activation, stride, residual)
     # torch would take a view into a wider map for channels first: slow here, and in whatever reads the result.
     channels_first = x.permute(0, 3, 1, 2).contiguous(memory_format=torch.channels_last)
     y = functional.conv2d(
@@ -67,56 +65,7 @@ def depthwise3x3(
     return x + y if residual else y
 
 
-@depthwise3x3.kernel
-def _(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    *,
-    residual: bool = False,
-    activation: Activation = "none",
-    stride: int = 1,
-) -> Tensor:
-    _check(activation, stride, residual)
-    return _depthwise3x3(x, weight, bias, residual, activation, stride)
-
-
 def packed(weight: Tensor) -> Tensor:
     """The same weight (C, 1, 3, 3), stored with its channels side by side."""
     channels = weight.shape[0]
     return weight.reshape(channels, 9).t().contiguous().t().view(channels, 1, 3, 3)
-
-
-def _halved(x: Tensor, weight: Tensor, bias: Tensor | None, residual: bool, activation: str, stride: int) -> Tensor:
-    batch, height, width, channels = x.shape
-    return x.new_empty(batch, (height + stride - 1) // stride, (width + stride - 1) // stride, channels)
-
-
-@custom_op("depthwise3x3", like=_halved)
-def _depthwise3x3(
-    x: Tensor, weight: Tensor, bias: Tensor | None, residual: bool, activation: str, stride: int
-) -> Tensor:
-    from crispseg.ops.maps import depthwise_kernels as kernels
-
-    return kernels.forward(x, weight, bias, residual, activation, stride)
-
-
-def _like_those_given(gradient: Tensor, *inputs: Any) -> list[Tensor]:
-    return [x.new_empty(x.shape) for x in inputs[:3] if x is not None]
-
-
-@custom_op("depthwise3x3_backward", like=_like_those_given)
-def _depthwise3x3_backward(
-    gradient: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, residual: bool, activation: str, stride: int
-) -> list[Tensor]:
-    from crispseg.ops.maps import depthwise_gradients as kernels
-
-    found = kernels.backward(gradient, x, weight, bias, residual, activation, stride)
-    return [g for g in found if g is not None]
-
-
-def _formula(x: Tensor, weight: Tensor, bias: Tensor | None, residual: bool, activation: Any, stride: int) -> Tensor:
-    return depthwise3x3.formula(x, weight, bias, residual=residual, activation=activation, stride=stride)
-
-
-differentiable(_depthwise3x3, _depthwise3x3_backward, depthwise3x3, formula=_formula)

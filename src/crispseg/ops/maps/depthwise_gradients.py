@@ -319,9 +319,9 @@ def backward(
     stride: int,
     tiles: DepthwiseTiles | None = None,
     out: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Gradients for x, weight and bias, each in its own dtype; `gradient` is that of `forward`'s result. That for x is
-    written to `out` if given, which may be a view into a wider map."""
+) -> list[Tensor]:
+    """Gradients for x, weight and bias if there is one, each in its own dtype; `gradient` is that of `forward`'s
+    result. That for x is written to `out` if given, which may be a view into a wider map."""
     x, weight, gradient = pixels_contiguous(x), channels_side_by_side(weight), gradient.contiguous()
     g = gradient
     if activation != "none":
@@ -348,7 +348,8 @@ def backward(
     _add_strips[(triton.cdiv(channels, 16), _PARTS)](
         parts, dw, db, strips, channels, STRIPS=128, CHANNELS=16, num_warps=4, **launch_options(x.device)
     )
-    return dx.add_(gradient) if residual and activation != "none" else dx, dw, db
+    dx = dx.add_(gradient) if residual and activation != "none" else dx
+    return [dx, dw] if db is None else [dx, dw, db]
 
 
 def _gradient_tiles(g: Tensor, together: int) -> DepthwiseTiles:

@@ -16,8 +16,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from crispseg.ops.common.custom import custom_op, differentiable, gradients_of_first
 from crispseg.ops.common.dependent_launch import after_the_kernel_before, launch_options
 from crispseg.ops.common.rounding import INTERPRETED, widened
+from crispseg.ops.maps import depthwise
 
 _BUSY = 512  # programs below which a large GPU has idle processors; strips get shorter until there are as many
 _HELD = 8  # channels that a thread loads at once: up to so many elements, it works on one pixel
@@ -213,8 +215,7 @@ def forward(
 ) -> Tensor:
     """act(conv(x) + bias) (+ x): (B, H, W, C) -> (B, H', W', C)."""
     x = pixels_contiguous(x)
-    batch, height, width, channels = x.shape
-    out = x.new_empty(batch, triton.cdiv(height, stride), triton.cdiv(width, stride), channels)
+    out = _halved(x, weight, bias, residual, activation, stride)
     convolve(x, weight, bias, None, out, residual, activation, stride, tiles)
     return out
 
@@ -299,3 +300,38 @@ def aligned_strides(x: Tensor) -> tuple[tuple[int, ...], int]:
     """Strides of image, row and pixel divided by their common power of two (16 at most), and that power."""
     align = math.gcd(16, *x.stride()[:3])
     return tuple(s // align for s in x.stride()[:3]), align
+
+
+@depthwise.depthwise3x3.kernel
+def depthwise3x3(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    residual: bool = False,
+    activation: str = "none",
+    stride: int = 1,
+) -> Tensor:
+    depthwise.check(activation, stride, residual)
+    return _forward(x, weight, bias, residual, activation, stride)
+
+
+def _halved(x: Tensor, weight: Tensor, bias: Tensor | None, residual: bool, activation: str, stride: int) -> Tensor:
+    batch, height, width, channels = x.shape
+    return x.new_empty(batch, triton.cdiv(height, stride), triton.cdiv(width, stride), channels)
+
+
+@custom_op("depthwise3x3", like=_halved)
+def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, residual: bool, activation: str, stride: int) -> Tensor:
+    return forward(x, weight, bias, residual, activation, stride)
+
+
+@custom_op("depthwise3x3_backward", like=gradients_of_first(3))
+def _backward(
+    gradient: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, residual: bool, activation: str, stride: int
+) -> list[Tensor]:
+    from crispseg.ops.maps import depthwise_gradients
+
+    return depthwise_gradients.backward(gradient, x, weight, bias, residual, activation, stride)
+
+
+differentiable(_forward, _backward, depthwise.depthwise3x3)

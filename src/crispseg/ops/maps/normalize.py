@@ -5,11 +5,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
-from crispseg.ops.common.custom import custom_op, differentiable
 from crispseg.ops.dispatch import ANY_GPU, FLOATS, operator, too_many
 from crispseg.ops.maps.resizing import resize_add
 
@@ -28,12 +26,7 @@ def _(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> str | None:
     return "no elements" if x.numel() == 0 else too_many(x.shape[-1], _LARGEST, "channels")
 
 
-@layer_norm.kernel
-def _(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    return _layer_norm(x, weight, bias, eps)
-
-
-@operator("norm_relu_add", kernels="maps.normalize_kernels", gradients="none", room=ANY_GPU)
+@operator("norm_relu_add", gradients="none", room=ANY_GPU)
 def norm_relu_add(
     x: Tensor,
     norm_weight: Tensor,
@@ -54,25 +47,3 @@ def norm_relu_add(
 @norm_relu_add.unless
 def _(x: Tensor, *rest: object) -> str | None:
     return too_many(x.shape[-1], _LARGEST_PRODUCT, "channels")
-
-
-@custom_op("layer_norm", like=lambda x, *rest: x.new_empty(x.shape))
-def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    from crispseg.ops.maps import normalize_kernels as kernels
-
-    return kernels.layer_norm(x, weight, bias, eps)
-
-
-@custom_op(
-    "layer_norm_backward",
-    like=lambda g, x, weight, bias, eps: (x.new_empty(x.shape), torch.empty_like(weight), torch.empty_like(bias)),
-)
-def _layer_norm_backward(
-    gradient: Tensor, x: Tensor, weight: Tensor, bias: Tensor, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    from crispseg.ops.maps import normalize_kernels as kernels
-
-    return kernels.layer_norm_gradients(gradient, x, weight, bias, eps)
-
-
-differentiable(_layer_norm, _layer_norm_backward, layer_norm)

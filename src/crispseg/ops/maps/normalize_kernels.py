@@ -21,9 +21,11 @@ import triton.language as tl
 from torch import Tensor
 
 from crispseg.ops.common.column_sums import add_column_parts
+from crispseg.ops.common.custom import custom_op, differentiable, gradients_of_first
 from crispseg.ops.common.dependent_launch import after_the_kernel_before, launch_options
 from crispseg.ops.common.hardware import multiprocessors, padded
 from crispseg.ops.common.rounding import multiply, widened
+from crispseg.ops.maps import normalize
 from crispseg.ops.maps.resizing_kernels import between
 
 
@@ -205,7 +207,7 @@ def layer_norm_gradients(
     *,
     gate: tuple[Tensor, Tensor] | None = None,
     tiles: NormGradientTiles | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> list[Tensor]:
     """Of LayerNorm(x) (* gate) for x (..., C), weight and bias, given the result's gradient. `gate` is the gate and
     where its gradient goes."""
     x, gradient = x.contiguous(), gradient.contiguous()
@@ -228,7 +230,21 @@ def layer_norm_gradients(
     )  # fmt: skip
     dweight, dbias = torch.empty_like(weight), torch.empty_like(bias)
     add_column_parts(parts.flatten(1), dweight, dbias)
-    return dx, dweight, dbias
+    return [dx, dweight, dbias]
+
+
+@normalize.layer_norm.kernel
+@custom_op("layer_norm", like=lambda x, *rest: x.new_empty(x.shape))
+def _forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    return layer_norm(x, weight, bias, eps)
+
+
+@custom_op("layer_norm_backward", like=gradients_of_first(3))
+def _backward(gradient: Tensor, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> list[Tensor]:
+    return layer_norm_gradients(gradient, x, weight, bias, eps)
+
+
+differentiable(_forward, _backward, normalize.layer_norm)
 
 
 @triton.jit
@@ -272,6 +288,7 @@ def _norm_relu_add_kernel(
     tl.store(out + start * OUT + place[:, None].to(tl.int64) * OUT + n[None, :], y, mask=ok)
 
 
+@normalize.norm_relu_add.kernel
 def norm_relu_add(
     x: Tensor,
     norm_weight: Tensor,

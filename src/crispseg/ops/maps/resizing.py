@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from crispseg.ops.common.custom import custom_op, differentiable
 from crispseg.ops.dispatch import ANY_GPU, operator, too_many
 
 _MOST_TIMES = 8  # larger along an axis; the gradients' kernels would take long to compile
@@ -36,12 +35,14 @@ def _(finer: Tensor, coarser: Tensor) -> str | None:
     return too_many(times, _MOST_TIMES, "times larger")
 
 
-@add_resized.kernel
-def _(finer: Tensor, coarser: Tensor) -> Tensor:
-    return _resize_add(coarser.permute(0, 2, 3, 1), finer.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+def plain_gradients(g: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
+    """Of a coarse map (B, height, width, C) and of the finer one, from the gradient (B, H, W, C) of their sum."""
+    coarse = g.new_zeros(g.shape[0], height, width, g.shape[3]).requires_grad_()
+    with torch.enable_grad():
+        return torch.autograd.grad(resized(coarse, g.shape[1:3]), coarse, g)[0], g
 
 
-@operator("resize_add", kernels="maps.resizing_kernels", gradients="none", room=ANY_GPU)
+@operator("resize_add", gradients="none", room=ANY_GPU)
 def resize_add(finer: Tensor, coarser: Tensor) -> Tensor:
     """finer (B, H, W, C) + coarser (B, h, w, C) resized to (H, W), pixel centres kept."""
     return finer + resized(coarser, finer.shape[1:3])
@@ -52,7 +53,7 @@ def resized(x: Tensor, size: Size) -> Tensor:
     return _interpolated(x.permute(0, 3, 1, 2), size).permute(0, 2, 3, 1)
 
 
-@operator("upsample", kernels="maps.resizing_kernels", dtypes=(torch.float32,), gradients="none")
+@operator("upsample", dtypes=(torch.float32,), gradients="none")
 def upsample(scores: Tensor, size: Size) -> Tensor:
     """Scores (B, K, h, w) resized to (B, K, *size), pixel centres kept."""
     return _interpolated(scores, size)
@@ -63,34 +64,3 @@ def _(scores: Tensor, size: Size) -> str | None:
     if torch.compiler.is_compiling() or not scores.is_contiguous():
         return "compiled, or channels last"
     return too_many(max(scores.shape[0] * scores.shape[1], scores.shape[2]), 65535, "maps or rows")  # of a launch
-
-
-@custom_op("resize_add", like=lambda x, finer: x.new_empty(finer.shape))
-def _resize_add(x: Tensor, finer: Tensor) -> Tensor:
-    """x (B, h, w, C) resized, plus `finer` (B, H, W, C)."""
-    from crispseg.ops.maps import resizing_kernels as kernels
-
-    return kernels.resize_add(finer, x)
-
-
-@custom_op("resize_backward", like=lambda g, height, width: g.new_empty(g.shape[0], height, width, g.shape[3]))
-def _resize_backward(g: Tensor, height: int, width: int) -> Tensor:
-    from crispseg.ops.maps import resizing_gradients as kernels
-
-    return kernels.shrink(g, (height, width))
-
-
-def _plain_gradients(g: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
-    """Of a coarse map (B, height, width, C) and of the finer one, from the gradient (B, H, W, C) of their sum."""
-    coarse = g.new_zeros(g.shape[0], height, width, g.shape[3]).requires_grad_()
-    with torch.enable_grad():
-        return torch.autograd.grad(resized(coarse, g.shape[1:3]), coarse, g)[0], g
-
-
-differentiable(
-    _resize_add,
-    lambda g, height, width: (_resize_backward(g, height, width), g),
-    add_resized,
-    remember=lambda inputs, outputs: inputs[0].shape[1:3],
-    plain=_plain_gradients,
-)

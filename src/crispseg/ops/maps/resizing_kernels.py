@@ -1,14 +1,24 @@
-"""Triton kernels of `resizing.py`."""
+"""Triton kernels of `resizing.py`.
+
+For the gradient each coarse pixel gathers from the fine ones that it went into: along an axis these are the fine pixels
+whose centre lies less than one coarse pixel away, or beyond the last centre.
+"""
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
 from __future__ import annotations
+
+import math
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from crispseg.ops.common.custom import custom_op, differentiable
 from crispseg.ops.common.dependent_launch import after_the_kernel_before, launch_options
+from crispseg.ops.maps import resizing
+
+_VALUES, _WARPS = 2048, 4  # of a program
 
 
 @triton.jit
@@ -45,17 +55,18 @@ def _resize_add_kernel(
     tl.store(out + places, result, mask=inside)
 
 
+@resizing.resize_add.kernel
 def resize_add(finer: Tensor, coarser: Tensor) -> Tensor:
     finer, coarser = finer.contiguous(), coarser.contiguous()
     batch, height, width, channels = finer.shape
     coarse_h, coarse_w = coarser.shape[1:3]
     out = torch.empty_like(finer)
     block = min(128, triton.next_power_of_2(channels))
-    pixels = max(1, 2048 // block)
+    pixels = max(1, _VALUES // block)
     count = batch * height * width
     _resize_add_kernel[(triton.cdiv(count, pixels), triton.cdiv(channels, block))](
         finer, coarser, out, count, height, width, coarse_h, coarse_w, channels, coarse_h / height, coarse_w / width,
-        PIXELS=pixels, CHANNELS=block, num_warps=4,
+        PIXELS=pixels, CHANNELS=block, num_warps=_WARPS,
     )  # fmt: skip
     return out
 
@@ -84,6 +95,7 @@ def _upsample_kernel(
         tl.store(out + row.to(tl.int64) * width + column, top * (1 - down) + bottom * down, mask=column < end)
 
 
+@resizing.upsample.kernel
 def upsample(scores: Tensor, size: tuple[int, int]) -> Tensor:
     (batch, classes, low_h, low_w), (height, width) = scores.shape, size
     out = scores.new_empty(batch, classes, height, width)
@@ -94,3 +106,83 @@ def upsample(scores: Tensor, size: tuple[int, int]) -> Tensor:
             COLUMNS=columns, num_warps=2, **launch_options(scores.device),
         )  # fmt: skip
     return out
+
+
+@triton.jit
+def _first(index, scale):
+    """The first fine pixel that a coarse one went into; rounding may lose one whose weight is next to nothing."""
+    return tl.maximum(tl.floor((index.to(tl.float32) - 0.5) / scale - 0.5).to(tl.int32) + 1, 0)
+
+
+@triton.jit
+def _weight(fine, index, scale, coarse_size, fine_size):
+    """How much of a coarse pixel a fine one has."""
+    low, high, along = between(fine, scale, coarse_size)
+    weight = tl.where(low == index, 1 - along, 0.0) + tl.where(high == index, along, 0.0)
+    return tl.where(fine < fine_size, weight, 0.0)
+
+
+@triton.jit
+def _shrink_kernel(
+    g, out, pixels, fine_h, fine_w, coarse_h, coarse_w, channels, scale_y, scale_x,
+    ROWS: tl.constexpr, ACROSS: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """Maps with channels last."""
+    pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
+    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    used = (channel < channels)[None, :]
+    image = (pixel // (coarse_h * coarse_w)).to(tl.int64)
+    row, column = pixel // coarse_w % coarse_h, pixel % coarse_w
+    top, left = _first(row, scale_y), _first(column, scale_x)
+    total = tl.zeros([PIXELS, CHANNELS], tl.float32)
+    for i in range(ROWS):
+        down = tl.where(pixel < pixels, _weight(top + i, row, scale_y, coarse_h, fine_h), 0.0)
+        start = (image * fine_h + top + i) * fine_w
+        for j in tl.static_range(ACROSS):
+            weight = down * _weight(left + j, column, scale_x, coarse_w, fine_w)
+            place = (start + left + j)[:, None] * channels + channel[None, :]
+            value = tl.load(g + place, mask=(weight != 0)[:, None] & used, other=0.0)
+            total += value.to(tl.float32) * weight[:, None]
+    place = pixel[:, None].to(tl.int64) * channels + channel[None, :]
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=(pixel < pixels)[:, None] & used)
+
+
+def _taps(coarse: int, fine: int) -> int:
+    """How many fine pixels a coarse one can have gone into, along an axis."""
+    return max(1, math.ceil(2 * fine / coarse))
+
+
+@custom_op("resize_backward", like=lambda g, height, width: g.new_empty(g.shape[0], height, width, g.shape[3]))
+def _shrink(g: Tensor, low_h: int, low_w: int) -> Tensor:
+    """From the gradient (B, H, W, C) of a resized map, that of the map (B, low_h, low_w, C)."""
+    g = g.contiguous()
+    batch, height, width, channels = g.shape
+    out = g.new_empty(batch, low_h, low_w, channels)
+    block = min(256, triton.next_power_of_2(channels))
+    pixels, count = max(1, _VALUES // block), batch * low_h * low_w
+    _shrink_kernel[(triton.cdiv(count, pixels), triton.cdiv(channels, block))](
+        g, out, count, height, width, low_h, low_w, channels, low_h / height, low_w / width,
+        ROWS=_taps(low_h, height), ACROSS=_taps(low_w, width), PIXELS=pixels, CHANNELS=block, num_warps=_WARPS,
+    )  # fmt: skip
+    return out
+
+
+@resizing.add_resized.kernel
+def add_resized(finer: Tensor, coarser: Tensor) -> Tensor:
+    """Of maps with channels first."""
+    return _forward(coarser.permute(0, 2, 3, 1), finer.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+@custom_op("resize_add", like=lambda x, finer: x.new_empty(finer.shape))
+def _forward(x: Tensor, finer: Tensor) -> Tensor:
+    """x (B, h, w, C) resized, plus `finer` (B, H, W, C)."""
+    return resize_add(finer, x)
+
+
+differentiable(
+    _forward,
+    lambda g, height, width: (_shrink(g, height, width), g),
+    resizing.add_resized,
+    remember=lambda inputs, outputs: inputs[0].shape[1:3],
+    plain=resizing.plain_gradients,
+)

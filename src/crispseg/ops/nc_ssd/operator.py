@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from crispseg.errors import UserError
-from crispseg.ops.common.custom import custom_op, differentiable
+from crispseg.ops.common.custom import custom_op, differentiable, gradients_of_first
 from crispseg.ops.nc_ssd import formula
 from crispseg.ops.nc_ssd.backward import Problem, gradients
 from crispseg.ops.nc_ssd.launch import DTYPES, LARGEST_HEAD, LARGEST_STATE, read_out, sum_states, takes
@@ -69,10 +69,6 @@ def _sums(v: Tensor, b: Tensor, c: Tensor, *rest: Any) -> tuple[Tensor, Tensor, 
     return empty(*v.shape), *sums, empty(batch, heads * width)
 
 
-def _given(grad: Tensor, *inputs: Any) -> list[Tensor]:
-    return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs[:9] if x is not None]
-
-
 @custom_op("ncssd", like=_sums, schema=f"({_INPUTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)")
 def _forward(v: Tensor, b: Tensor, c: Tensor, rho: Tensor, d: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     """The output and the sums that the backward pass needs: kv, k, q, mu."""
@@ -83,7 +79,7 @@ def _forward(v: Tensor, b: Tensor, c: Tensor, rho: Tensor, d: Tensor, *rest: Any
 
 @custom_op(
     "ncssd_backward",
-    like=_given,
+    like=gradients_of_first(9),
     schema=f"(Tensor grad, {_INPUTS}, Tensor kv, Tensor k, Tensor q, Tensor mu) -> Tensor[]",
 )
 def _backward(grad: Tensor, v: Tensor, b: Tensor, c: Tensor, rho: Tensor, d: Tensor, *rest: Any) -> list[Tensor]:

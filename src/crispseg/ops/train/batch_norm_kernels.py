@@ -7,7 +7,7 @@ are lost where the mean is large; a small kernel joins them and keeps the runnin
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -15,8 +15,10 @@ import triton.language as tl
 from torch import Tensor
 
 from crispseg.ops.common.column_sums import add_column_parts, cut
+from crispseg.ops.common.custom import custom_op, differentiable
 from crispseg.ops.common.dependent_launch import after_the_kernel_before, launch_options
 from crispseg.ops.common.rounding import widened
+from crispseg.ops.train.batch_norm import batch_norm
 
 
 class BatchNormTiles(NamedTuple):
@@ -32,15 +34,6 @@ _STATISTICS = BatchNormTiles(64, 4096, 8)
 _RESULT = BatchNormTiles(64, 4096, 4)
 _SUMS = BatchNormTiles(64, 2048, 4)
 _GRADIENT = BatchNormTiles(64, 2048, 4)
-
-
-class Running(NamedTuple):
-    """Statistics kept over batches, and how many batches there were."""
-
-    mean: Tensor
-    variance: Tensor
-    batches: Tensor
-    momentum: float
 
 
 @triton.jit
@@ -179,8 +172,37 @@ def _input_gradient(
     tl.store(dx + first * WIDTH + place, (gradient * (factor * gain)).to(dx.dtype.element_ty), mask=inside)
 
 
-def statistics_(x: Tensor, running: Running, eps: float) -> tuple[Tensor, Tensor]:
-    """Mean and 1 / sqrt(variance + eps) of each column of x (rows, channels); the running statistics are updated."""
+def _rows(x: Tensor) -> Tensor:
+    """(B, C, H, W) -> (B H W, C), without a copy where channels lie side by side."""
+    return x.permute(0, 2, 3, 1).reshape(-1, x.shape[1]).contiguous()
+
+
+def _empty_map(x: Tensor, *rest: Any) -> Tensor:
+    """No view of anything: whoever gets it may change it in place, as a ReLU of another's does."""
+    return torch.empty_like(x, memory_format=torch.channels_last)
+
+
+@batch_norm.kernel
+def _(x: Tensor, weight: Tensor, bias: Tensor, *rest: Any) -> Tensor:
+    *running, relu = rest  # what `_statistics_` takes
+    return _forward(x, weight, bias, *_statistics_(x.detach(), *running), relu)
+
+
+def _two_numbers(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape[1], dtype=torch.float32), x.new_empty(x.shape[1], dtype=torch.float32)
+
+
+# An operator that changes its arguments may not have gradients, so the statistics are one of their own, and the
+# gradient of the other accounts for their being x's.
+
+
+@custom_op("batch_statistics", like=_two_numbers, changes=("running_mean", "running_variance", "batches"))
+def _statistics_(
+    x: Tensor, running_mean: Tensor, running_variance: Tensor, batches: Tensor, momentum: float, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Mean and 1 / sqrt(variance + eps) of each channel; the running statistics are updated."""
+    mean, scale = _two_numbers(x)
+    x = _rows(x)
     rows, width = x.shape
     columns, block, across = _block(width, _STATISTICS)
     chunk, count = cut(rows, across, block, _STATISTICS.warps, x.device)
@@ -189,30 +211,39 @@ def statistics_(x: Tensor, running: Running, eps: float) -> tuple[Tensor, Tensor
         x, parts, rows, chunk, WIDTH=width, ROWS=block, COLUMNS=columns, num_warps=_STATISTICS.warps,
         **launch_options(x.device),
     )  # fmt: skip
-    mean, scale = parts.new_empty(width), parts.new_empty(width)
     held = triton.next_power_of_2(count)
     columns = min(64, _JOINED // held)
     _join[(triton.cdiv(width, columns),)](
-        parts, mean, scale, running.mean, running.variance, running.batches, rows, chunk, count, running.momentum, eps,
+        parts, mean, scale, running_mean, running_variance, batches, rows, chunk, count, momentum, eps,
         WIDTH=width, PARTS=held, COLUMNS=columns, num_warps=4, **launch_options(x.device),
     )  # fmt: skip
     return mean, scale
 
 
-def normalise(x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor, bias: Tensor, relu: bool, y: Tensor) -> None:
-    """y = (x - mean) scale weight + bias, and its ReLU if wanted: (rows, channels)."""
+@custom_op("batch_norm", like=_empty_map)
+def _forward(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, scale: Tensor, relu: bool) -> Tensor:
+    """(x - mean) scale weight + bias, and its ReLU if wanted."""
+    out = _empty_map(x)
+    x, y = _rows(x), _rows(out)
     rows, width = x.shape
     columns, block, across = _block(width, _RESULT)
     _normalise[(triton.cdiv(rows, block), across)](
         x, mean, scale, weight, bias, y, rows, WIDTH=width, RELU=relu, ROWS=block, COLUMNS=columns,
         num_warps=_RESULT.warps, **launch_options(x.device),
     )  # fmt: skip
+    return out
 
 
-def gradients(
-    g: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor, bias: Tensor, relu: bool, dx: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Of weight and bias, and in dx of x. g is the gradient of `normalise`'s result; mean and scale are x's own."""
+@custom_op(
+    "batch_norm_backward",
+    like=lambda g, x, weight, bias, *rest: [_empty_map(x), weight.new_empty(weight.shape), bias.new_empty(bias.shape)],
+)
+def _backward(
+    gradient: Tensor, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, scale: Tensor, relu: bool
+) -> list[Tensor]:
+    """Of x, weight and bias; mean and scale are x's own."""
+    out = _empty_map(x)
+    g, x, dx = _rows(gradient), _rows(x), _rows(out)
     rows, width = x.shape
     columns, block, across = _block(width, _SUMS)
     chunk, count = cut(rows, across, block, _SUMS.warps, x.device)
@@ -228,7 +259,19 @@ def gradients(
         g, x, mean, scale, weight, bias, db, dw, dx, rows, WIDTH=width, RELU=relu, ROWS=block, COLUMNS=columns,
         num_warps=_GRADIENT.warps, **launch_options(x.device),
     )  # fmt: skip
-    return dw.to(weight.dtype), db.to(bias.dtype)
+    return [out, dw.to(weight.dtype), db.to(bias.dtype)]
+
+
+def _formula(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, scale: Tensor, relu: bool) -> Tensor:
+    """With the mean taken again, and what the variance may change by (nothing, but it has a gradient)."""
+    rows = x.float().movedim(1, -1)
+    variance, average = torch.var_mean(rows, (0, 1, 2), correction=0)
+    inverse = (scale.square().reciprocal() + variance - variance.detach()).rsqrt()
+    y = ((rows - average) * inverse * weight + bias).movedim(-1, 1).to(x.dtype)
+    return torch.relu(y) if relu else y
+
+
+differentiable(_forward, _backward, batch_norm, formula=_formula)
 
 
 def _block(width: int, tiles: BatchNormTiles) -> tuple[int, int, int]:

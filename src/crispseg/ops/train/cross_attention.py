@@ -6,16 +6,13 @@ gradients.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from crispseg.ops.common.custom import all_there_is, custom_op, differentiable
 from crispseg.ops.dispatch import operator
 
-_MOST_TOKENS = 64  # on the side that has few
+MOST_TOKENS = 64  # on the side that has few
 _LARGEST_HEAD = 64  # channels
 
 
@@ -38,53 +35,6 @@ def _(q: Tensor, kv: Tensor, heads: int) -> str | None:
     """Of kv only the number of tokens is asked."""
     if q.numel() == 0 or kv.shape[1] == 0:
         return "no tokens"
-    if min(q.shape[1], kv.shape[1]) > _MOST_TOKENS:
-        return f"more than {_MOST_TOKENS} tokens on either side"
+    if min(q.shape[1], kv.shape[1]) > MOST_TOKENS:
+        return f"more than {MOST_TOKENS} tokens on either side"
     return f"heads of more than {_LARGEST_HEAD} channels" if q.shape[2] > _LARGEST_HEAD * heads else None
-
-
-@cross_attention.kernel
-def _(q: Tensor, kv: Tensor, heads: int) -> Tensor:
-    return _pixels_read_tokens(q, kv, heads) if kv.shape[1] <= _MOST_TOKENS else _tokens_read_pixels(q, kv, heads)[0]
-
-
-def _like_both(g: Tensor, q: Tensor, kv: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    return q.new_empty(q.shape), kv.new_empty(kv.shape)
-
-
-@custom_op("pixels_read_tokens", like=lambda q, kv, heads: q.new_empty(q.shape))
-def _pixels_read_tokens(q: Tensor, kv: Tensor, heads: int) -> Tensor:
-    from crispseg.ops.train import cross_attention_kernels as kernels
-
-    return kernels.pixels_read_tokens(q, kv, heads)
-
-
-@custom_op("pixels_read_tokens_backward", like=_like_both)
-def _pixels_read_tokens_backward(g: Tensor, q: Tensor, kv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    from crispseg.ops.train import cross_attention_kernels as kernels
-
-    return kernels.pixels_read_tokens_back(g, q, kv, heads)
-
-
-def _with_sums(q: Tensor, kv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    return q.new_empty(q.shape), q.new_empty((*q.shape[:2], heads), dtype=torch.float32)
-
-
-@custom_op("tokens_read_pixels", like=_with_sums)
-def _tokens_read_pixels(q: Tensor, kv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    from crispseg.ops.train import cross_attention_kernels as kernels
-
-    return kernels.tokens_read_pixels(q, kv, heads)
-
-
-@custom_op("tokens_read_pixels_backward", like=_like_both)
-def _tokens_read_pixels_backward(
-    g: Tensor, q: Tensor, kv: Tensor, heads: int, out: Tensor, sums: Tensor
-) -> tuple[Tensor, Tensor]:
-    from crispseg.ops.train import cross_attention_kernels as kernels
-
-    return kernels.tokens_read_pixels_back(g, q, kv, out, sums, heads)
-
-
-differentiable(_pixels_read_tokens, _pixels_read_tokens_backward, cross_attention)
-differentiable(_tokens_read_pixels, _tokens_read_pixels_backward, cross_attention, remember=all_there_is)

@@ -16,9 +16,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from crispseg.ops.common.custom import all_there_is, custom_op, differentiable, gradients_of_first
 from crispseg.ops.common.hardware import padded
 from crispseg.ops.common.rounding import multiply
 from crispseg.ops.common.tokens_and_pixels import LOG2_E, SMALLEST, AttentionTiles, add_spans, inside, like, product
+from crispseg.ops.train.cross_attention import MOST_TOKENS, cross_attention
 
 _READ_TOKENS = AttentionTiles(128, 4, 2, 4)  # many queries
 _READ_TOKENS_BACK = AttentionTiles(64, 4, 2, 3)  # registers for three programs on a multiprocessor
@@ -281,6 +283,12 @@ class AttentionLaunch(NamedTuple):
         return torch.empty(self.batch, self.splits, *few.shape[1:], dtype=torch.float32, device=few.device)
 
 
+@cross_attention.kernel
+def _(q: Tensor, kv: Tensor, heads: int) -> Tensor:
+    return pixels_read_tokens(q, kv, heads) if kv.shape[1] <= MOST_TOKENS else tokens_read_pixels(q, kv, heads)[0]
+
+
+@custom_op("pixels_read_tokens", like=lambda q, kv, heads: q.new_empty(q.shape))
 def pixels_read_tokens(q: Tensor, kv: Tensor, heads: int) -> Tensor:
     q, kv = q.contiguous(), kv.contiguous()
     launch = AttentionLaunch.of(q, kv, q.shape[2], heads, _READ_TOKENS)
@@ -289,22 +297,28 @@ def pixels_read_tokens(q: Tensor, kv: Tensor, heads: int) -> Tensor:
     return out
 
 
-def pixels_read_tokens_back(g: Tensor, q: Tensor, kv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+@custom_op("pixels_read_tokens_backward", like=gradients_of_first(2))
+def _pixels_read_tokens_back(g: Tensor, q: Tensor, kv: Tensor, heads: int) -> list[Tensor]:
     g, q, kv = g.contiguous(), q.contiguous(), kv.contiguous()
     launch = AttentionLaunch.of(q, kv, q.shape[2], heads, _READ_TOKENS_BACK)
     dq, dkv, parts = torch.empty_like(q), torch.empty_like(kv), launch.parts(kv)
     _pixels_read_tokens_gradients[launch.grid](g, q, kv, dq, parts, *launch.numbers, **launch.fixed)
     add_spans(parts, dkv)
-    return dq, dkv
+    return [dq, dkv]
 
 
+def _with_sums(q: Tensor, kv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    return q.new_empty(q.shape), q.new_empty((*q.shape[:2], heads), dtype=torch.float32)
+
+
+@custom_op("tokens_read_pixels", like=_with_sums)
 def tokens_read_pixels(q: Tensor, kv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
     """The result, and the logarithms (to base two) of the sums of weights (B, tokens, heads)."""
     q, kv = q.contiguous(), kv.contiguous()
     launch = AttentionLaunch.of(kv, q, q.shape[2], heads, _READ_PIXELS)
     means = launch.parts(q)
     tops = torch.empty(launch.batch, launch.splits, launch.tokens, heads, dtype=torch.float32, device=q.device)
-    out, sums = torch.empty_like(q), torch.empty(*q.shape[:2], heads, dtype=torch.float32, device=q.device)
+    out, sums = _with_sums(q, kv, heads)
     _tokens_read_pixels_kernel[launch.grid](q, kv, means, tops, *launch.numbers, **launch.fixed)
     _combine_spans_kernel[(launch.tokens, launch.batch)](
         means, tops, out, sums, launch.splits, launch.tokens, heads,
@@ -313,12 +327,15 @@ def tokens_read_pixels(q: Tensor, kv: Tensor, heads: int) -> tuple[Tensor, Tenso
     return out, sums
 
 
-def tokens_read_pixels_back(
-    g: Tensor, q: Tensor, kv: Tensor, out: Tensor, sums: Tensor, heads: int
-) -> tuple[Tensor, Tensor]:
+@custom_op("tokens_read_pixels_backward", like=gradients_of_first(2))
+def _tokens_read_pixels_back(g: Tensor, q: Tensor, kv: Tensor, heads: int, out: Tensor, sums: Tensor) -> list[Tensor]:
     g, q, kv = g.contiguous(), q.contiguous(), kv.contiguous()
     launch = AttentionLaunch.of(kv, q, q.shape[2], heads, _READ_PIXELS_BACK)
     dq, dkv, parts = torch.empty_like(q), torch.empty_like(kv), launch.parts(q)
     _tokens_read_pixels_gradients[launch.grid](g, q, kv, out, sums, dkv, parts, *launch.numbers, **launch.fixed)
     add_spans(parts, dq)
-    return dq, dkv
+    return [dq, dkv]
+
+
+differentiable(pixels_read_tokens, _pixels_read_tokens_back, cross_attention)
+differentiable(tokens_read_pixels, _tokens_read_pixels_back, cross_attention, remember=all_there_is)

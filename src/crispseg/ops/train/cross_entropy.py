@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from crispseg.ops.common.custom import custom_op, differentiable
 from crispseg.ops.dispatch import FLOATS, operator, too_many
 
 _MOST_CLASSES = 256
@@ -34,35 +33,3 @@ def _(logits: Tensor, target: Tensor, *rest: Any, **options: Any) -> str | None:
     if target.dtype != torch.int64:
         return f"labels in {target.dtype}"
     return too_many(logits.shape[1], _MOST_CLASSES, "classes")
-
-
-@summed_cross_entropy.kernel
-def _(logits: Tensor, target: Tensor, ignored: int, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
-    evenly = logits.is_contiguous() or logits.is_contiguous(memory_format=torch.channels_last)
-    return _cross_entropy(logits if evenly else logits.contiguous(), target, ignored, smoothing)
-
-
-def _two_numbers(logits: Tensor, target: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    return logits.new_empty((), dtype=torch.float32), target.new_empty(())
-
-
-@custom_op("cross_entropy", like=_two_numbers)
-def _cross_entropy(logits: Tensor, target: Tensor, ignored: int, smoothing: float) -> tuple[Tensor, Tensor]:
-    from crispseg.ops.train import cross_entropy_kernels as kernels
-
-    return kernels.total(logits, target, ignored, smoothing)
-
-
-@custom_op("cross_entropy_backward", like=lambda g, logits, *rest: torch.empty_like(logits))
-def _cross_entropy_backward(gradient: Tensor, logits: Tensor, target: Tensor, ignored: int, smoothing: float) -> Tensor:
-    from crispseg.ops.train import cross_entropy_kernels as kernels
-
-    return kernels.gradients(gradient, logits, target, ignored, smoothing)
-
-
-differentiable(
-    _cross_entropy,
-    _cross_entropy_backward,
-    summed_cross_entropy,
-    remember=lambda inputs, outputs: inputs,
-)

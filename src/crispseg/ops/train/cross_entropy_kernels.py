@@ -13,8 +13,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from crispseg.ops.common.custom import custom_op, differentiable
 from crispseg.ops.common.dependent_launch import after_the_kernel_before, launch_options
 from crispseg.ops.common.hardware import multiprocessors
+from crispseg.ops.train.cross_entropy import summed_cross_entropy
 
 _ELEMENTS, _WARPS = 4096, 4  # of a block: pixels x classes
 _PROGRAMS = 8  # of a multiprocessor, which each take many blocks
@@ -121,14 +123,24 @@ class _LossLaunch(NamedTuple):
         return cls(programs, numbers, fixed)
 
 
-def total(logits: Tensor, target: Tensor, ignored: int, smoothing: float) -> tuple[Tensor, Tensor]:
+@summed_cross_entropy.kernel
+def _(logits: Tensor, target: Tensor, ignored: int, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
+    evenly = logits.is_contiguous() or logits.is_contiguous(memory_format=torch.channels_last)
+    return _forward(logits if evenly else logits.contiguous(), target, ignored, smoothing)
+
+
+def _two_numbers(logits: Tensor, target: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return logits.new_empty((), dtype=torch.float32), target.new_empty(())
+
+
+@custom_op("cross_entropy", like=_two_numbers)
+def _forward(logits: Tensor, target: Tensor, ignored: int, smoothing: float) -> tuple[Tensor, Tensor]:
     """Of logits (B, C, H, W), contiguous or channels last, and labels (B, H, W): the sum of losses, in float32, and the
     number of pixels, int64."""
     launch, device = _LossLaunch.of(logits), logits.device
     totals = torch.empty(launch.programs, dtype=torch.float32, device=device)
     counts = torch.empty(launch.programs, dtype=torch.int32, device=device)
-    loss = torch.empty((), dtype=torch.float32, device=device)
-    count = torch.empty((), dtype=torch.int64, device=device)
+    loss, count = _two_numbers(logits, target)
     _sum_parts[(launch.programs,)](
         logits, target.contiguous(), totals, counts, *launch.numbers, ignored, smoothing,
         SMOOTHED=smoothing != 0, **launch.fixed,
@@ -137,7 +149,8 @@ def total(logits: Tensor, target: Tensor, ignored: int, smoothing: float) -> tup
     return loss, count
 
 
-def gradients(gradient: Tensor, logits: Tensor, target: Tensor, ignored: int, smoothing: float) -> Tensor:
+@custom_op("cross_entropy_backward", like=lambda g, logits, *rest: torch.empty_like(logits))
+def _backward(gradient: Tensor, logits: Tensor, target: Tensor, ignored: int, smoothing: float) -> Tensor:
     """Of the logits, given that of the sum of losses."""
     launch = _LossLaunch.of(logits)
     out = torch.empty_like(logits)
@@ -145,3 +158,6 @@ def gradients(gradient: Tensor, logits: Tensor, target: Tensor, ignored: int, sm
         gradient, logits, target.contiguous(), out, *launch.numbers, ignored, smoothing, **launch.fixed
     )  # fmt: skip
     return out
+
+
+differentiable(_forward, _backward, summed_cross_entropy, remember=lambda inputs, outputs: inputs)

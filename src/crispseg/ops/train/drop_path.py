@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from crispseg.ops.common.custom import custom_op, differentiable
 from crispseg.ops.dispatch import operator
 
 _MOST_SAMPLES = 65535  # that a launch can number
@@ -26,38 +25,11 @@ def _(x: Tensor, branch: Tensor, drawn: Tensor, rate: float) -> str | None:
     return None if x.numel() > 0 and x.shape[0] <= _MOST_SAMPLES else "no samples, or too many"
 
 
-@add_kept.kernel
-def _(x: Tensor, branch: Tensor, drawn: Tensor, rate: float) -> Tensor:
-    return _add_kept(x, branch, drawn, rate)
-
-
 def kept_scale(x: Tensor, drawn: Tensor, rate: float) -> Tensor:
     """Per sample, for products with x: zero, or what keeps the mean."""
     return ((drawn >= rate).to(x.dtype) / (1.0 - rate)).view(-1, *[1] * (x.dim() - 1))
 
 
-@custom_op("add_kept", like=lambda x, *rest: x.new_empty(x.shape))
-def _add_kept(x: Tensor, branch: Tensor, drawn: Tensor, rate: float) -> Tensor:
-    from crispseg.ops.train import drop_path_kernels as kernels
-
-    return kernels.scaled(branch, drawn, rate, x)
-
-
-@custom_op("scale_kept", like=lambda branch, *rest: branch.new_empty(branch.shape))
-def _scale_kept(branch: Tensor, drawn: Tensor, rate: float) -> Tensor:
-    from crispseg.ops.train import drop_path_kernels as kernels
-
-    return kernels.scaled(branch.contiguous(), drawn, rate)
-
-
-def _plain_gradients(g: Tensor, drawn: Tensor, rate: float) -> tuple[Tensor, Tensor]:
+def plain_gradients(g: Tensor, drawn: Tensor, rate: float) -> tuple[Tensor, Tensor]:
+    """Of the map and its branch, in plain torch."""
     return g, g * kept_scale(g, drawn, rate)
-
-
-differentiable(
-    _add_kept,
-    lambda g, drawn, rate: (g, _scale_kept(g, drawn, rate)),
-    add_kept,
-    remember=lambda inputs, outputs: inputs[2:],
-    plain=_plain_gradients,
-)

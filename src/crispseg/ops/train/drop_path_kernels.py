@@ -8,8 +8,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from crispseg.ops.common.custom import custom_op, differentiable
 from crispseg.ops.common.dependent_launch import after_the_kernel_before, launch_options
 from crispseg.ops.common.rounding import rounded, widened
+from crispseg.ops.train import drop_path
 
 _BLOCK, _WARPS = 2048, 4  # elements of a program, and its warps
 
@@ -43,3 +45,23 @@ def scaled(branch: Tensor, drawn: Tensor, rate: float, x: Tensor | None = None) 
         **launch_options(branch.device),
     )  # fmt: skip
     return out
+
+
+@drop_path.add_kept.kernel
+@custom_op("add_kept", like=lambda x, *rest: x.new_empty(x.shape))
+def _add_kept(x: Tensor, branch: Tensor, drawn: Tensor, rate: float) -> Tensor:
+    return scaled(branch, drawn, rate, x)
+
+
+@custom_op("scale_kept", like=lambda branch, *rest: branch.new_empty(branch.shape))
+def _scale_kept(branch: Tensor, drawn: Tensor, rate: float) -> Tensor:
+    return scaled(branch.contiguous(), drawn, rate)
+
+
+differentiable(
+    _add_kept,
+    lambda g, drawn, rate: (g, _scale_kept(g, drawn, rate)),
+    drop_path.add_kept,
+    remember=lambda inputs, outputs: inputs[2:],
+    plain=drop_path.plain_gradients,
+)

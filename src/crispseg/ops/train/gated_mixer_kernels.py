@@ -9,7 +9,7 @@ mixing's three sweeps, the gain rho = softplus(dt + bias) exp(log A), which is m
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -17,16 +17,26 @@ import triton.language as tl
 from torch import Tensor
 
 from crispseg.ops.common.column_sums import add_column_parts
+from crispseg.ops.common.custom import custom_op, differentiable, gradients_of_first
 from crispseg.ops.common.dependent_launch import after_the_kernel_before, launch_options
 from crispseg.ops.common.hardware import multiprocessors
+from crispseg.ops.infer.gated_mixer import flat
 from crispseg.ops.maps import depthwise_gradients, depthwise_kernels, normalize_kernels
 from crispseg.ops.maps.normalize_kernels import Rows, places_of
 from crispseg.ops.nc_ssd import kernels as ncssd_kernels
 from crispseg.ops.nc_ssd.backward import Problem
 from crispseg.ops.nc_ssd.backward import gradients as mixing_gradients
-from crispseg.ops.nc_ssd.launch import DTYPES, LARGEST_HEAD, States, read_out, sum_states, takes
+from crispseg.ops.nc_ssd.launch import DTYPES, LARGEST_HEAD, read_out, sum_states, takes
 from crispseg.ops.nc_ssd.spec import Gates, Rule
+from crispseg.ops.train.gated_mixer import convolve_mix_gate
 
+_INPUTS = (
+    "Tensor projected, Tensor conv_weight, Tensor conv_bias, Tensor dt_bias, Tensor a_log, Tensor d, Tensor? residual, "
+    "Tensor? omega, Tensor? s, Tensor? t, Tensor norm_weight, Tensor norm_bias, float eps, bool normalized, "
+    "bool skip_before"
+)
+_TENSORS = 12  # of these
+_KEPT = 6  # tensors for the backward pass, beside the inputs
 _LARGEST_WIDTH = 4096  # channels that one program can normalise
 _GAINS = 1024  # that a program works on at a time
 _WAVES = 2  # programs per multiprocessor, of the kernel that leaves parts to be added
@@ -48,6 +58,11 @@ class Given(NamedTuple):
     normalized: bool
     skip_before: bool
 
+    @classmethod
+    def of(cls, *inputs: Any) -> Given:
+        """Of the custom operator's inputs."""
+        return cls._make((*inputs[:6], Gates(*inputs[6:10]), *inputs[10:]))
+
     @property
     def rule(self) -> Rule:
         return Rule.of_flags(self.normalized, self.skip_before)
@@ -66,17 +81,42 @@ class Given(NamedTuple):
         return v.unflatten(-1, (len(self.d), -1)), b, c
 
 
-def supports(given: Given, rule: Rule) -> bool:
+@convolve_mix_gate.unless
+def why_not(*arguments: Any) -> str | None:
+    given, rule = Given.of(*flat(*arguments)), arguments[7]
     inner, heads = len(given.norm_weight), len(given.d)
     parameters = (*given[1:6], *(x for x in given.gates if x is not None), given.norm_weight, given.norm_bias)
-    if inner % heads or inner > _LARGEST_WIDTH or inner // heads > LARGEST_HEAD:
-        return False
-    _, xbc, dt = given.split(given.projected)
-    return takes(*given.tokens(xbc), dt, rule) and all(x.dtype in DTYPES for x in parameters)
+    supported = inner % heads == 0 and inner <= _LARGEST_WIDTH and inner // heads <= LARGEST_HEAD
+    if supported:
+        _, xbc, dt = given.split(given.projected)
+        supported = takes(*given.tokens(xbc), dt, rule) and all(x.dtype in DTYPES for x in parameters)
+    return None if supported else "sizes, types or a rule that it does not know"
 
 
-def forward(given: Given) -> tuple[Tensor, Tensor, Tensor, States]:
-    """The result, what the convolution and then the mixer made on the way, and the sums."""
+@convolve_mix_gate.kernel
+def _(*arguments: Any) -> Tensor:
+    return _forward(*flat(*arguments))[0]
+
+
+def _like_all(*inputs: Any) -> tuple[Tensor, ...]:
+    projected, conv_weight, norm_weight, normalized = inputs[0], inputs[1], inputs[10], inputs[-2]
+    batch, *size, _ = projected.shape
+    inner, mixed = norm_weight.shape[0], conv_weight.shape[0]
+    state = (mixed - inner) // 2
+
+    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return projected.new_empty(shape, dtype=dtype)
+
+    y = empty(batch, *size, inner)
+    sums = empty(batch, state, inner), empty(batch, state if normalized else 0), empty(batch, state)
+    out, xbc = (empty(batch, *size, width, dtype=projected.dtype) for width in (inner, mixed))
+    return out, xbc, y, *sums, empty(batch, inner)
+
+
+@custom_op("convolve_mix_gate", like=_like_all, schema=f"({_INPUTS}) -> ({', '.join(['Tensor'] * (1 + _KEPT))})")
+def _forward(*inputs: Any) -> tuple[Tensor, ...]:
+    """The result and what the backward pass needs: xbc convolved, the tokens before their norm, kv, k, q, mu."""
+    given = Given.of(*inputs)
     z, raw, dt = given.split(given.projected)
     xbc = depthwise_kernels.forward(raw, given.conv_weight, given.conv_bias, False, "silu", 1)
     v, b, c = given.tokens(xbc)
@@ -85,11 +125,18 @@ def forward(given: Given) -> tuple[Tensor, Tensor, Tensor, States]:
     # Neither y is rounded nor its gradient: D's is what little is left of a sum over all tokens. And in raw fusion y
     # grows with the number of tokens, beyond float16.
     y = read_out(v, b, c, states, given.normalized).view(z.shape)
-    return normalize_kernels.layer_norm(y, given.norm_weight, given.norm_bias, given.eps, gate=z), xbc, y, states
+    out = normalize_kernels.layer_norm(y, given.norm_weight, given.norm_bias, given.eps, gate=z)
+    return out, xbc, y, states.kv, states.k, states.q, states.mu
 
 
-def backward(given: Given, gradient: Tensor, xbc: Tensor, y: Tensor, *sums: Tensor) -> tuple[Tensor, ...]:
+@custom_op(
+    "convolve_mix_gate_backward",
+    like=gradients_of_first(_TENSORS),
+    schema=f"(Tensor gradient, {_INPUTS}, Tensor xbc, Tensor y, Tensor kv, Tensor k, Tensor q, Tensor mu) -> Tensor[]",
+)
+def _backward(gradient: Tensor, *inputs: Any) -> list[Tensor]:
     """Of what is given, but for gates that are not. Those of z, xbc and dt are written where they belong at once."""
+    given, (xbc, y, *sums) = Given.of(*inputs[:-_KEPT]), inputs[-_KEPT:]
     z, raw, dt = given.split(given.projected)
     result = torch.empty(given.projected.shape, dtype=raw.dtype, device=raw.device)
     dz, draw, _ = given.split(result)
@@ -99,15 +146,21 @@ def backward(given: Given, gradient: Tensor, xbc: Tensor, y: Tensor, *sums: Tens
     v, b, c = given.tokens(xbc)
     rho = gains(dt, given.dt_bias, given.a_log)
     mean_of_skip = given.skip_before and given.gates.use_mean
-    kv, k, q, mu = sums
-    problem = Problem(v, b, c, rho.flatten(1, 2), given.d, given.gates, given.normalized, mean_of_skip, kv, k, q, mu)
+    problem = Problem(v, b, c, rho.flatten(1, 2), given.d, given.gates, given.normalized, mean_of_skip, *sums)
     dxbc = torch.empty_like(xbc, memory_format=torch.contiguous_format)
     _, _, _, drho, dd, *of_gates = mixing_gradients(problem, dy.view(v.shape), dxbc.flatten(1, 2))
     of_gain = gain_gradients(drho, dt, given.dt_bias, given.a_log, result[..., z.shape[-1] + raw.shape[-1] :])
     convolution = given.conv_weight, given.conv_bias, False, "silu", 1
-    _, dw, dbias = depthwise_gradients.backward(dxbc, raw, *convolution, out=draw)
-    assert dbias is not None
-    return result, dw, dbias, *of_gain, dd, *of_gates, *of_norm
+    _, *of_convolution = depthwise_gradients.backward(dxbc, raw, *convolution, out=draw)
+    return [result, *of_convolution, *of_gain, dd, *of_gates, *of_norm]
+
+
+def _formula(*inputs: Any) -> Tensor:
+    given = Given.of(*inputs)
+    return convolve_mix_gate.formula(*given[:7], given.rule, *given[7:10])
+
+
+differentiable(_forward, _backward, convolve_mix_gate, formula=_formula)
 
 
 @triton.jit

@@ -5,15 +5,12 @@ Those of bfloat16 descriptors are one Triton kernel, and their gradients another
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from crispseg.ops.common.custom import all_there_is, custom_op, differentiable
 from crispseg.ops.common.precision import widened, without_autocast
-from crispseg.ops.dispatch import Operator, operator, too_many
+from crispseg.ops.dispatch import operator, too_many
 from crispseg.ops.infer.pixel_attention import MOST_CHANNELS
 
 _MOST_PROTOTYPES = 32  # of a class
@@ -56,57 +53,3 @@ def _(descriptors: Tensor, prototypes: Tensor, *rest: Tensor) -> str | None:
         (classes, _MOST_CLASSES, "classes"),
     )
     return next(filter(None, (too_many(*limit) for limit in limits)), None)
-
-
-@best_match.kernel
-def _(descriptors: Tensor, prototypes: Tensor) -> tuple[Tensor, Tensor]:
-    size = descriptors.shape[-2:]
-    best, winners, _ = _best_match(descriptors.flatten(2).transpose(1, 2), prototypes, None)  # of (B, L, d)
-    return best.unflatten(-1, size), winners.unflatten(-1, size)
-
-
-@soft_match.kernel
-def _(descriptors: Tensor, prototypes: Tensor, sharpness: Tensor) -> Tensor:
-    values, _, _ = _soft_match(descriptors.flatten(2).transpose(1, 2), prototypes, sharpness)
-    return values.unflatten(-1, descriptors.shape[-2:])
-
-
-def _formula(x: Tensor, prototypes: Tensor, sharpness: Tensor | None) -> Tensor:
-    x = x.transpose(1, 2)[..., None]
-    best = match(x, prototypes).amax(2) if sharpness is None else soft_match.formula(x, prototypes, sharpness)
-    return best[..., 0]
-
-
-def _like_best(x: Tensor, prototypes: Tensor, sharpness: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    values = x.new_empty((x.shape[0], prototypes.shape[1], x.shape[1]), dtype=torch.float32)
-    each = (*prototypes.shape[:3], x.shape[1])
-    kept = torch.empty_like(values, dtype=torch.uint8) if sharpness is None else values.new_empty(each)
-    return values, kept, x.new_empty(x.shape[:2], dtype=torch.float32)
-
-
-def _like_gradients(g: Tensor, x: Tensor, prototypes: Tensor, *rest: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    return x.new_empty(x.shape), prototypes.new_empty(prototypes.shape), prototypes.new_empty(())
-
-
-def _cosines(name: str, operator: Operator[..., Any]) -> Any:
-    """Values, winners or all cosines, and norms of the pixels (B, L, d); with a sharpness or without."""
-
-    @custom_op(name, like=_like_best)
-    def forward(x: Tensor, prototypes: Tensor, sharpness: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        from crispseg.ops.train import matching_kernels as kernels
-
-        return kernels.best(x, prototypes, sharpness)
-
-    @custom_op(f"{name}_backward", like=_like_gradients)
-    def backward(
-        g: Tensor, x: Tensor, prototypes: Tensor, sharpness: Tensor | None, values: Tensor, kept: Tensor, norms: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        from crispseg.ops.train import matching_kernels as kernels
-
-        return kernels.best_back(g, x, prototypes, sharpness, values, kept, norms)
-
-    differentiable(forward, backward, operator, remember=all_there_is, formula=_formula)
-    return forward
-
-
-_best_match, _soft_match = _cosines("best_match", best_match), _cosines("soft_match", soft_match)

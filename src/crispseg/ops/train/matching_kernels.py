@@ -17,10 +17,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from crispseg.ops.common.custom import all_there_is, custom_op, differentiable
 from crispseg.ops.common.hardware import padded
 from crispseg.ops.common.rounding import multiply
 from crispseg.ops.common.tokens_and_pixels import LOG2_E, SMALLEST, AttentionTiles, add_spans, inside, like, product
+from crispseg.ops.dispatch import Operator
 from crispseg.ops.infer.pixel_attention import MOST_CHANNELS
+from crispseg.ops.train import matching
 
 _TILES = AttentionTiles(64, 4, 2, 3)
 _COLUMNS = 64  # channels that a program of the gradients holds
@@ -195,37 +198,77 @@ class MatchingLaunch(NamedTuple):
         return cls(triton.cdiv(length, span), groups, blocks, (length, span, classes, count), fixed)
 
 
-def best(x: Tensor, prototypes: Tensor, sharpness: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """The best cosines and who won, (B, classes, L), and the norms of x, (B, L). With a sharpness the smooth maxima,
-    and all cosines, (B, classes, K, L), for who won."""
-    x, prototypes = x.contiguous(), prototypes.contiguous()
-    launch = MatchingLaunch.of(x, prototypes, MOST_CHANNELS)
-    size = (x.shape[0], prototypes.shape[1], x.shape[1])
-    values = torch.empty(size, dtype=torch.float32, device=x.device)
+def _formula(x: Tensor, prototypes: Tensor, sharpness: Tensor | None) -> Tensor:
+    x = x.transpose(1, 2)[..., None]
+    best = (
+        matching.match(x, prototypes).amax(2)
+        if sharpness is None
+        else matching.soft_match.formula(x, prototypes, sharpness)
+    )
+    return best[..., 0]
+
+
+def _like_best(x: Tensor, prototypes: Tensor, sharpness: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    values = x.new_empty((x.shape[0], prototypes.shape[1], x.shape[1]), dtype=torch.float32)
     each = (*prototypes.shape[:3], x.shape[1])
     kept = torch.empty_like(values, dtype=torch.uint8) if sharpness is None else values.new_empty(each)
-    norms = torch.empty(x.shape[:2], dtype=torch.float32, device=x.device)
-    _best_kernel[(launch.splits, launch.groups, len(x))](
-        x, prototypes, values, kept, norms, sharpness, *launch.numbers, **launch.fixed
-    )  # fmt: skip
-    return values, kept, norms
+    return values, kept, x.new_empty(x.shape[:2], dtype=torch.float32)
 
 
-def best_back(
-    g: Tensor, x: Tensor, prototypes: Tensor, sharpness: Tensor | None, *found: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x, the prototypes and the sharpness (anything where there is none); `best` has found the rest."""
-    g, x, prototypes = g.contiguous(), x.contiguous(), prototypes.contiguous()
-    launch = MatchingLaunch.of(x, prototypes, _COLUMNS)
-    dx = x.new_empty(launch.groups, *x.shape)
-    parts = torch.empty(len(x), launch.splits, *prototypes.shape[1:], dtype=torch.float32, device=x.device)
-    programs = launch.splits, launch.groups * launch.blocks, len(x)
-    sharper = None if sharpness is None else parts.new_empty(programs)
-    _best_gradients[programs](
-        g, x, prototypes, *found, dx, parts, sharpness, sharper, *launch.numbers,
-        BLOCKS=launch.blocks, maxnreg=None if sharpness is None else _SOFT_REGISTERS, **launch.fixed,
-    )  # fmt: skip
-    d_prototypes = torch.empty_like(prototypes)
-    add_spans(parts, d_prototypes)
-    dx = dx.view(x.shape) if launch.groups == 1 else dx.sum(0)
-    return dx, d_prototypes, parts.new_empty(()) if sharper is None else sharper.sum()
+def _like_gradients(g: Tensor, x: Tensor, prototypes: Tensor, *rest: Tensor | None) -> list[Tensor]:
+    return [x.new_empty(x.shape), prototypes.new_empty(prototypes.shape), prototypes.new_empty(())]
+
+
+def _cosines(name: str, operator: Operator[..., Any]) -> Any:
+    """Of pixels (B, L, d) with prototypes (B, classes, K, d): the best ones and who won, (B, classes, L), and the norms
+    of x, (B, L). With a sharpness the smooth maxima, and all cosines, (B, classes, K, L), for who won."""
+
+    @custom_op(name, like=_like_best)
+    def forward(x: Tensor, prototypes: Tensor, sharpness: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        x, prototypes = x.contiguous(), prototypes.contiguous()
+        launch = MatchingLaunch.of(x, prototypes, MOST_CHANNELS)
+        values, kept, norms = _like_best(x, prototypes, sharpness)
+        _best_kernel[(launch.splits, launch.groups, len(x))](
+            x, prototypes, values, kept, norms, sharpness, *launch.numbers, **launch.fixed
+        )  # fmt: skip
+        return values, kept, norms
+
+    @custom_op(f"{name}_backward", like=_like_gradients)
+    def backward(
+        g: Tensor, x: Tensor, prototypes: Tensor, sharpness: Tensor | None, values: Tensor, kept: Tensor, norms: Tensor
+    ) -> list[Tensor]:
+        """Of x, the prototypes and the sharpness (anything where there is none)."""
+        g, x, prototypes = g.contiguous(), x.contiguous(), prototypes.contiguous()
+        launch = MatchingLaunch.of(x, prototypes, _COLUMNS)
+        dx = x.new_empty(launch.groups, *x.shape)
+        parts = torch.empty(len(x), launch.splits, *prototypes.shape[1:], dtype=torch.float32, device=x.device)
+        programs = launch.splits, launch.groups * launch.blocks, len(x)
+        sharper = None if sharpness is None else parts.new_empty(programs)
+        _best_gradients[programs](
+            g, x, prototypes, values, kept, norms, dx, parts, sharpness, sharper, *launch.numbers,
+            BLOCKS=launch.blocks, maxnreg=None if sharpness is None else _SOFT_REGISTERS, **launch.fixed,
+        )  # fmt: skip
+        d_prototypes = torch.empty_like(prototypes)
+        add_spans(parts, d_prototypes)
+        dx = dx.view(x.shape) if launch.groups == 1 else dx.sum(0)
+        return [dx, d_prototypes, parts.new_empty(()) if sharper is None else sharper.sum()]
+
+    differentiable(forward, backward, operator, remember=all_there_is, formula=_formula)
+    return forward
+
+
+_best_match = _cosines("best_match", matching.best_match)
+_soft_match = _cosines("soft_match", matching.soft_match)
+
+
+@matching.best_match.kernel
+def _(descriptors: Tensor, prototypes: Tensor) -> tuple[Tensor, Tensor]:
+    size = descriptors.shape[-2:]
+    best, winners, _ = _best_match(descriptors.flatten(2).transpose(1, 2), prototypes, None)  # of (B, L, d)
+    return best.unflatten(-1, size), winners.unflatten(-1, size)
+
+
+@matching.soft_match.kernel
+def _(descriptors: Tensor, prototypes: Tensor, sharpness: Tensor) -> Tensor:
+    values, _, _ = _soft_match(descriptors.flatten(2).transpose(1, 2), prototypes, sharpness)
+    return values.unflatten(-1, descriptors.shape[-2:])

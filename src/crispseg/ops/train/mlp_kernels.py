@@ -1,21 +1,24 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""What lies between the products of an MLP and of its gradients, in Triton; `mlp.py` has the products.
+"""The linear layer and the MLP of `mlp.py`: products by torch, and what lies between them, and between those of their
+gradients, in Triton.
 
 h is the first product before its bias, which is added here in float32.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from crispseg.ops.common.column_sums import add_column_parts, column_part, cut
+from crispseg.ops.common.column_sums import add_column_parts, column_part, column_sums, cut, relu_gradients
+from crispseg.ops.common.custom import custom_op, differentiable, gradients_of_first
 from crispseg.ops.common.dependent_launch import after_the_kernel_before, launch_options
 from crispseg.ops.common.rounding import widened
+from crispseg.ops.train import mlp
 
 
 class MLPTiles(NamedTuple):
@@ -126,3 +129,123 @@ def gelu_gradients_(du: Tensor, h: Tensor, bias: Tensor, g: Tensor, bias2: Tenso
     )  # fmt: skip
     add_column_parts(parts, db1, db2)
     return u, db1, db2
+
+
+def rounded_copies(dtype: torch.dtype, *parameters: Tensor) -> list[Tensor]:
+    """Parameters as products take them, without gradient."""
+    return [x.detach().to(dtype) for x in parameters]
+
+
+def product_stored_as(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
+    """x y, stored in this precision without being rounded to that of x first, where the device can."""
+    if x.dtype != dtype == torch.float32 and x.is_cuda:
+        return torch.mm(x, y, out_dtype=dtype)
+    return torch.mm(x, y).to(dtype)
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x.reshape(-1, x.shape[-1]).contiguous()
+
+
+@mlp.linear.kernel
+def _(x: Tensor, weight: Tensor, bias: Tensor, relu: bool = False) -> Tensor:
+    dtype = mlp.product_dtype(x)
+    weight_copy, bias_copy = rounded_copies(dtype, weight, bias)
+    return _linear(x.to(dtype), weight, bias, weight_copy, bias_copy, relu)
+
+
+@mlp.mlp.kernel
+def _(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor) -> Tensor:
+    dtype = mlp.product_dtype(x)
+    copy1, copy2, bias_copy = rounded_copies(dtype, weight1, weight2, bias2)
+    return _mlp(x.to(dtype), weight1, bias1, weight2, bias2, copy1, copy2, bias_copy)[0]
+
+
+# Each is given its parameters twice, as they are kept and in x's precision: the copies, too, are saved for the backward
+# pass, and only inputs may be.
+
+
+@custom_op("linear", like=lambda x, weight, *rest: x.new_empty(*x.shape[:-1], weight.shape[0]))
+def _linear(x: Tensor, weight: Tensor, bias: Tensor, weight_copy: Tensor, bias_copy: Tensor, relu: bool) -> Tensor:
+    multiply = torch._addmm_activation if relu else torch.addmm  # whose activation is ReLU unless told otherwise
+    return multiply(bias_copy, _rows(x), weight_copy.t()).view(*x.shape[:-1], -1)
+
+
+@custom_op("linear_backward", like=gradients_of_first(3))
+def _linear_backward(
+    gradient: Tensor, x: Tensor, weight: Tensor, bias: Tensor, weight_copy: Tensor, y: Tensor | None
+) -> list[Tensor]:
+    """y is the result where it went through a ReLU."""
+    g = _rows(gradient)
+    if y is None:
+        db = column_sums(g, bias.dtype)
+    else:
+        g, db = relu_gradients(g, _rows(y), bias.dtype)
+    return [torch.mm(g, weight_copy).view(x.shape), product_stored_as(g.t(), _rows(x), weight.dtype), db]
+
+
+def _linear_gradients(gradient: Tensor, *kept: Any) -> list[Tensor]:
+    x, weight, bias, weight_copy, _, _, y = kept
+    return _linear_backward(gradient, x, weight, bias, weight_copy, y)
+
+
+def _result_of_relu(inputs: Any, outputs: Any) -> Any:
+    return *inputs, outputs[0] if inputs[-1] else None
+
+
+def _linear_formula(x: Tensor, weight: Tensor, bias: Tensor, *rest: Any) -> Tensor:
+    return mlp.linear.formula(x, weight.to(x.dtype), bias.to(x.dtype), rest[-1])
+
+
+differentiable(_linear, _linear_gradients, mlp.linear, remember=_result_of_relu, formula=_linear_formula)
+
+
+def _mlp_like(x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
+    rows = x.numel() // x.shape[-1]
+    return x.new_empty(*x.shape[:-1], weight2.shape[0]), x.new_empty(rows, weight1.shape[0])
+
+
+@custom_op("mlp", like=_mlp_like)
+def _mlp(
+    x: Tensor,
+    weight1: Tensor,
+    bias1: Tensor,
+    weight2: Tensor,
+    bias2: Tensor,
+    weight1_copy: Tensor,
+    weight2_copy: Tensor,
+    bias2_copy: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """The result, and the hidden units (rows, hidden) before bias and GELU."""
+    h = torch.mm(_rows(x), weight1_copy.t())
+    u = gelu(h, bias1)
+    return torch.addmm(bias2_copy, u, weight2_copy.t()).view(*x.shape[:-1], -1), h
+
+
+@custom_op("mlp_backward", like=gradients_of_first(5))
+def _mlp_backward(
+    gradient: Tensor,
+    x: Tensor,
+    weight1: Tensor,
+    bias1: Tensor,
+    weight2: Tensor,
+    bias2: Tensor,
+    weight1_copy: Tensor,
+    weight2_copy: Tensor,
+    bias2_copy: Tensor,
+    h: Tensor,
+) -> list[Tensor]:
+    g = _rows(gradient)
+    du = torch.mm(g, weight2_copy)
+    u, db1, db2 = gelu_gradients_(du, h, bias1, g, bias2)
+    dh = du
+    dw2 = product_stored_as(g.t(), u, weight2.dtype)
+    dw1 = product_stored_as(dh.t(), _rows(x), weight1.dtype)
+    return [torch.mm(dh, weight1_copy).view(x.shape), dw1, db1, dw2, db2]
+
+
+def _mlp_formula(x: Tensor, *rest: Tensor) -> Tensor:
+    return mlp.mlp.formula(x, *(p.to(x.dtype) for p in rest[:4]))
+
+
+differentiable(_mlp, _mlp_backward, mlp.mlp, formula=_mlp_formula)

@@ -20,8 +20,7 @@ from crispseg.ops.common.rounding import widened
 _MOST_PARTS = 512  # that a program loads at once when they are added
 _ADDED, _ADDING_WARPS = 16, 16  # columns that it adds, and its warps
 _BUSY = 32  # warps at work on a multiprocessor
-_COLUMNS = 128  # the most that a program sums
-_SUMS, _RELU = (4096, 8), (2048, 4)  # elements of a block, and warps
+_SUMS, _RELU = (128, 4096, 8), (128, 2048, 4)  # the most columns of a block, its elements, and warps
 
 
 def cut(rows: int, across: int, block: int, warps: int, device: torch.device) -> tuple[int, int]:
@@ -117,39 +116,51 @@ def add_column_parts(parts: Tensor, first: Tensor, second: Tensor | None = None)
     )  # fmt: skip
 
 
-class _Cut(NamedTuple):
-    """How a matrix is cut into parts, and these into blocks."""
+class Blocks(NamedTuple):
+    """How a contiguous matrix (rows, WIDTH) is cut into blocks."""
 
-    chunk: int
-    grid: tuple[int, int]
-    parts: Tensor
-    options: dict[str, Any]
+    matrix: Tensor
+    height: int
+    across: int  # side by side
+    options: dict[str, Any]  # of a launch
 
     @classmethod
-    def of(cls, x: Tensor, elements: int, warps: int) -> _Cut:
-        rows, width = x.shape
-        columns = min(_COLUMNS, triton.next_power_of_2(width))
-        across, block = triton.cdiv(width, columns), elements // columns
-        chunk, count = cut(rows, across, block, warps, x.device)
-        parts = torch.empty((count, width), dtype=torch.float32, device=x.device)
-        options = {"WIDTH": width, "ROWS": block, "COLUMNS": columns, "num_warps": warps, **launch_options(x.device)}
-        return cls(chunk, (count, across), parts, options)
+    def of(cls, x: Tensor, columns: int, elements: int, warps: int) -> Blocks:
+        """With so many columns at most, elements, and warps of the program that works on one."""
+        width = x.shape[1]
+        columns = min(columns, triton.next_power_of_2(width))
+        height = elements // columns
+        options = {"WIDTH": width, "ROWS": height, "COLUMNS": columns, "num_warps": warps, **launch_options(x.device)}
+        return cls(x, height, triton.cdiv(width, columns), options)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Of programs that take one block each."""
+        return triton.cdiv(len(self.matrix), self.height), self.across
+
+    def parts(self, sums: int = 1) -> tuple[int, Tensor]:
+        """The rows of a part, whose blocks one program works on, and room for so many sums over each."""
+        rows, width = self.matrix.shape
+        chunk, count = cut(rows, self.across, self.height, self.options["num_warps"], self.matrix.device)
+        return chunk, torch.empty((count, sums * width), dtype=torch.float32, device=self.matrix.device)
 
 
 def column_sums(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Of a contiguous x (rows, columns): sums over rows, made in float32."""
-    pieces = _Cut.of(x, *_SUMS)
-    _column_parts[pieces.grid](x, pieces.parts, x.shape[0], pieces.chunk, **pieces.options)
+    blocks = Blocks.of(x, *_SUMS)
+    chunk, parts = blocks.parts()
+    _column_parts[(len(parts), blocks.across)](x, parts, len(x), chunk, **blocks.options)
     out = torch.empty(x.shape[1], dtype=dtype, device=x.device)
-    add_column_parts(pieces.parts, out)
+    add_column_parts(parts, out)
     return out
 
 
 def relu_gradients(g: Tensor, y: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """The gradient before a ReLU that gave y, from the gradient g after it; and its sums over rows. All contiguous."""
-    pieces = _Cut.of(g, *_RELU)
+    blocks = Blocks.of(g, *_RELU)
+    chunk, parts = blocks.parts()
     out = torch.empty_like(g)
-    _relu_parts[pieces.grid](g, y, out, pieces.parts, g.shape[0], pieces.chunk, **pieces.options)
+    _relu_parts[(len(parts), blocks.across)](g, y, out, parts, len(g), chunk, **blocks.options)
     sums = torch.empty(g.shape[1], dtype=dtype, device=g.device)
-    add_column_parts(pieces.parts, sums)
+    add_column_parts(parts, sums)
     return out, sums

@@ -7,33 +7,22 @@ are lost where the mean is large; a small kernel joins them and keeps the runnin
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from crispseg.ops.common.column_sums import add_column_parts, cut
+from crispseg.ops.common.column_sums import Blocks, add_column_parts
 from crispseg.ops.common.custom import custom_op, differentiable
 from crispseg.ops.common.dependent_launch import after_the_kernel_before, launch_options
 from crispseg.ops.common.rounding import widened
 from crispseg.ops.train.batch_norm import batch_norm
 
-
-class BatchNormTiles(NamedTuple):
-    """The most channels of a block, its elements, and the warps of the program that works on it."""
-
-    columns: int
-    elements: int
-    warps: int
-
-
 _JOINED = 4096  # parts x channels that a program joins
-_STATISTICS = BatchNormTiles(64, 4096, 8)
-_RESULT = BatchNormTiles(64, 4096, 4)
-_SUMS = BatchNormTiles(64, 2048, 4)
-_GRADIENT = BatchNormTiles(64, 2048, 4)
+# The most channels of a block, its elements, and the warps of the program that works on it.
+_STATISTICS, _RESULT, _SUMS, _GRADIENT = (64, 4096, 8), (64, 4096, 4), (64, 2048, 4), (64, 2048, 4)
 
 
 @triton.jit
@@ -204,17 +193,13 @@ def _statistics_(
     mean, scale = _two_numbers(x)
     x = _rows(x)
     rows, width = x.shape
-    columns, block, across = _block(width, _STATISTICS)
-    chunk, count = cut(rows, across, block, _STATISTICS.warps, x.device)
-    parts = torch.empty((count, 2, width), dtype=torch.float32, device=x.device)
-    _statistics[(count, across)](
-        x, parts, rows, chunk, WIDTH=width, ROWS=block, COLUMNS=columns, num_warps=_STATISTICS.warps,
-        **launch_options(x.device),
-    )  # fmt: skip
-    held = triton.next_power_of_2(count)
+    blocks = Blocks.of(x, *_STATISTICS)
+    chunk, parts = blocks.parts(sums=2)
+    _statistics[(len(parts), blocks.across)](x, parts, rows, chunk, **blocks.options)
+    held = triton.next_power_of_2(len(parts))
     columns = min(64, _JOINED // held)
     _join[(triton.cdiv(width, columns),)](
-        parts, mean, scale, running_mean, running_variance, batches, rows, chunk, count, momentum, eps,
+        parts, mean, scale, running_mean, running_variance, batches, rows, chunk, len(parts), momentum, eps,
         WIDTH=width, PARTS=held, COLUMNS=columns, num_warps=4, **launch_options(x.device),
     )  # fmt: skip
     return mean, scale
@@ -225,12 +210,8 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, scale: Tenso
     """(x - mean) scale weight + bias, and its ReLU if wanted."""
     out = _empty_map(x)
     x, y = _rows(x), _rows(out)
-    rows, width = x.shape
-    columns, block, across = _block(width, _RESULT)
-    _normalise[(triton.cdiv(rows, block), across)](
-        x, mean, scale, weight, bias, y, rows, WIDTH=width, RELU=relu, ROWS=block, COLUMNS=columns,
-        num_warps=_RESULT.warps, **launch_options(x.device),
-    )  # fmt: skip
+    blocks = Blocks.of(x, *_RESULT)
+    _normalise[blocks.grid](x, mean, scale, weight, bias, y, len(x), RELU=relu, **blocks.options)
     return out
 
 
@@ -245,19 +226,16 @@ def _backward(
     out = _empty_map(x)
     g, x, dx = _rows(gradient), _rows(x), _rows(out)
     rows, width = x.shape
-    columns, block, across = _block(width, _SUMS)
-    chunk, count = cut(rows, across, block, _SUMS.warps, x.device)
-    parts = torch.empty((count, 2 * width), dtype=torch.float32, device=x.device)
-    _sums[(count, across)](
-        g, x, mean, scale, weight, bias, parts, rows, chunk, WIDTH=width, RELU=relu, ROWS=block, COLUMNS=columns,
-        num_warps=_SUMS.warps, **launch_options(x.device),
+    blocks = Blocks.of(x, *_SUMS)
+    chunk, parts = blocks.parts(sums=2)
+    _sums[(len(parts), blocks.across)](
+        g, x, mean, scale, weight, bias, parts, rows, chunk, RELU=relu, **blocks.options
     )  # fmt: skip
     db, dw = parts.new_empty(width), parts.new_empty(width)
     add_column_parts(parts, db, dw)
-    columns, block, across = _block(width, _GRADIENT)
-    _input_gradient[(triton.cdiv(rows, block), across)](
-        g, x, mean, scale, weight, bias, db, dw, dx, rows, WIDTH=width, RELU=relu, ROWS=block, COLUMNS=columns,
-        num_warps=_GRADIENT.warps, **launch_options(x.device),
+    blocks = Blocks.of(x, *_GRADIENT)
+    _input_gradient[blocks.grid](
+        g, x, mean, scale, weight, bias, db, dw, dx, rows, RELU=relu, **blocks.options
     )  # fmt: skip
     return [out, dw.to(weight.dtype), db.to(bias.dtype)]
 
@@ -272,9 +250,3 @@ def _formula(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, scale: Tenso
 
 
 differentiable(_forward, _backward, batch_norm, formula=_formula)
-
-
-def _block(width: int, tiles: BatchNormTiles) -> tuple[int, int, int]:
-    """Channels and rows of a block, and how many blocks lie side by side."""
-    columns = min(tiles.columns, triton.next_power_of_2(width))
-    return columns, tiles.elements // columns, triton.cdiv(width, columns)

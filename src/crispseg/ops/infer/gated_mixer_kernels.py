@@ -17,10 +17,11 @@ from crispseg.ops.common.dependent_launch import after_the_kernel_before
 from crispseg.ops.common.hardware import multiprocessors, padded
 from crispseg.ops.infer import gated_mixer as mixer
 from crispseg.ops.nc_ssd.kernels import add_product, at, block, feature_block
-from crispseg.ops.nc_ssd.launch import LARGEST_HEAD, TILINGS, Sizes, Tiling, launch, product_of, sum_states, takes
+from crispseg.ops.nc_ssd.launch import LARGEST_HEAD, Sizes, Tiling, product_of, sum_states, takes
 from crispseg.ops.nc_ssd.spec import Gates, Rule, normaliser_floor
 
 LARGEST_WIDTH = 2048
+_TILING = Tiling(32, 4, 3)  # at most
 _LARGEST_BLOCK = 16384  # tokens x channels that the registers of a program hold
 _STATE_BLOCK = 16384  # rows x channels of the state that it multiplies at a time
 _BESIDE = 1024  # bytes of shared memory that it takes beside blocks of the state, at most
@@ -132,8 +133,7 @@ def _gated_mixer(
         v, c, z, states.k, states.read, states.affine, norm_weight, norm_bias, out,
         tokens, normaliser_floor(c.dtype), eps, *v.stride(), *c.stride(), *z.stride(),
         N=state, WIDTH=inner, PADDED=width, SOME=_some(state, width),
-        NP=padded(state), TOKENS=tiling.tokens, NORMALIZED=normalized, PRODUCT=product,
-        **launch(tiling, z.device),
+        NP=padded(state), NORMALIZED=normalized, PRODUCT=product, **tiling.launch(z.device),
     )  # fmt: skip
     return out
 
@@ -146,7 +146,7 @@ def _some(state: int, width: int) -> int:
 def _choose(sizes: Sizes, product: str, device: torch.device) -> Tiling:
     """As many tokens as the registers hold, but no multiprocessor idle; warps by the size of the block. Two float32
     blocks of the state would not fit the shared memory, so there is one stage only; in bfloat16 all of it does."""
-    tiling, width = TILINGS["read_out_gated"], padded(sizes.inner)
+    tiling, width = _TILING, padded(sizes.inner)
     block = tiling.tokens
     enough = 0.9 * multiprocessors(device)
     while block > 16 and (block * width > _LARGEST_BLOCK or sizes.batch * triton.cdiv(sizes.tokens, block) < enough):

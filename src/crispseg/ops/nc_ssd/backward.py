@@ -32,17 +32,14 @@ from torch import Tensor
 from crispseg.ops.common.dependent_launch import launch_options
 from crispseg.ops.common.hardware import padded
 from crispseg.ops.nc_ssd import gradient_kernels as kernels
-from crispseg.ops.nc_ssd.launch import DTYPES, Sizes, Tiling, launch, product_of, split, state_dtype, without_idling
+from crispseg.ops.nc_ssd.launch import DTYPES, Sizes, Tiling, product_of, state_dtype
 from crispseg.ops.nc_ssd.spec import Gates, normaliser_floor
 
-# By kernel, in bfloat16; the largest tokens that leave no multiprocessor idle are taken, at most these.
-TILINGS = {
-    "state_gradients": Tiling(32, 4, 3),
-    "query_gradients": Tiling(64, 4, 3),
-    "token_gradients": Tiling(64, 4, 3),
-}
+# In bfloat16, with the most tokens: fewer where multiprocessors would be idle. Three programs with so many registers
+# share one.
+_STATE_GRADIENTS, _QUERY_GRADIENTS = Tiling(32, 4, 3, registers=168), Tiling(64, 4, 3, registers=168)
+_TOKEN_GRADIENTS = Tiling(64, 4, 3)
 _WIDEST = 64  # columns of all heads' that a program takes at a time
-_REGISTERS = {"state_gradients": 168, "query_gradients": 168}  # at most: three programs share a multiprocessor
 _MOST_PARTS = 64  # of dk, that every block of tokens adds up for itself
 _MOST_CHUNKS = 128  # that the sum over an image's tokens is split into, as `combine` adds them
 _COMBINED = 16  # columns that a program of `combine` takes
@@ -127,31 +124,28 @@ def _results(given: Problem, out: Tensor | None) -> tuple[Tensor, ...]:
     return tuple(x.new_empty(batch, tokens, width) for x, width in sizes)
 
 
-def _tiling(name: str, rows: int, given: Problem) -> Tiling:
+def _fitted(tiling: Tiling, rows: int, given: Problem) -> Tiling:
     """For a kernel whose programs take a block of tokens in each of `rows` (images, columns)."""
-    tiling, large = TILINGS[name], _is_large(given.sizes)
-    if large:
-        tiling = tiling._replace(warps=8, stages=2)
+    sizes = given.sizes
+    large = max(sizes.state, sizes.width) > 64  # a head's state takes more memory than that of most networks
+    if large or given.product != "half":
+        tiling = tiling._replace(warps=8, stages=2, registers=None)
     if given.product != "half":  # float32 blocks are twice as large
-        tiling = tiling._replace(tokens=16 if large else 32, warps=8, stages=2)
-    return without_idling(tiling, rows, given.sizes.tokens, given.v.device)
-
-
-def _is_large(sizes: Sizes) -> bool:
-    """Whether a head's state takes more of registers and shared memory than that of most networks."""
-    return max(sizes.state, sizes.width) > 64
+        tiling = tiling._replace(tokens=16 if large else 32)
+    return tiling.without_idling(rows, sizes.tokens, given.v.device)
 
 
 def _columns(given: Problem) -> int:
     return min(_WIDEST if given.product == "half" else 32, padded(given.sizes.inner))
 
 
-def _launch(name: str, tiling: Tiling, given: Problem) -> dict[str, Any]:
-    """What a kernel is compiled for by its tiling, and how it is launched."""
-    options = launch(tiling, given.v.device)
-    if name in _REGISTERS and tiling.warps == TILINGS[name].warps:
-        options["maxnreg"] = _REGISTERS[name]
-    return {"TOKENS": tiling.tokens, "EVEN": given.sizes.tokens % tiling.tokens == 0, **options}
+def _launch(tiling: Tiling, given: Problem) -> dict[str, Any]:
+    """What a kernel is compiled for, and how it is launched."""
+    sizes = given.sizes
+    return {
+        "N": sizes.state, "NP": padded(sizes.state), "EVEN": sizes.tokens % tiling.tokens == 0,
+        "NORMALIZED": given.normalized, "PRODUCT": given.product, **tiling.launch(given.v.device),
+    }  # fmt: skip
 
 
 def _state_gradients(given: Problem, grad: Tensor) -> tuple[Tensor, Tensor]:
@@ -159,14 +153,13 @@ def _state_gradients(given: Problem, grad: Tensor) -> tuple[Tensor, Tensor]:
     batch, tokens, _, _, state = given.sizes
     inner, columns = given.sizes.inner, _columns(given)
     rows = batch * triton.cdiv(inner, columns)
-    tiling = _tiling("state_gradients", rows, given)
-    chunk, splits = split(tokens, rows, tiling, grad.device, _MOST_CHUNKS)
+    tiling = _fitted(_STATE_GRADIENTS, rows, given)
+    chunk, splits = tiling.split(rows, tokens, grad.device, _MOST_CHUNKS)
     da = torch.empty(batch, splits, state, inner, dtype=torch.float32, device=grad.device)
     dshift = da.new_empty(batch, splits, inner)
     kernels.state_gradients[(triton.cdiv(inner, columns), splits, batch)](
         grad, given.c, given.k, given.q, da, dshift, tokens, chunk, given.floor, *grad.stride(), *given.c.stride(),
-        N=state, NP=padded(state), WIDTH=inner, COLUMNS=columns, NORMALIZED=given.normalized, PRODUCT=given.product,
-        **_launch("state_gradients", tiling, given),
+        WIDTH=inner, COLUMNS=columns, **_launch(tiling, given),
     )  # fmt: skip
     return da, dshift
 
@@ -196,15 +189,13 @@ def _query_gradients(given: Problem, grad: Tensor, combined: Combined, dc: Tenso
     """dk (B, parts, N); that of c is written to dc (B, L, N)."""
     batch, tokens, _, _, state = given.sizes
     c = given.c
-    tiling = _tiling("query_gradients", batch, given)
+    tiling = _fitted(_QUERY_GRADIENTS, batch, given)
     tiles = triton.cdiv(tokens, tiling.tokens)
     dk = torch.empty(batch, tiles, state, dtype=torch.float32, device=grad.device)
     kernels.query_gradients[(tiles, batch)](
         grad, c, given.k, combined.state, combined.lift, combined.dq, combined.dlift, dc, dk, tokens, given.floor,
         *grad.stride(), *c.stride(), dc.stride(1),
-        N=state, NP=padded(state), PARTS_OF_Q=combined.parts, WIDTH=given.sizes.inner,
-        COLUMNS=_columns(given), NORMALIZED=given.normalized, PRODUCT=given.product,
-        **_launch("query_gradients", tiling, given),
+        PARTS_OF_Q=combined.parts, WIDTH=given.sizes.inner, COLUMNS=_columns(given), **_launch(tiling, given),
     )  # fmt: skip
     return dk.sum(1, keepdim=True) if tiles > _MOST_PARTS and given.normalized else dk
 
@@ -221,8 +212,8 @@ def _token_gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """That of rho; and those of d and the residual gate (H, B*tiles), in parts. Those of v and b are written to dv
     (B, L, H*P) and db (B, L, N)."""
-    batch, tokens, heads, _, _ = given.sizes
-    tiling = _tiling("token_gradients", batch * (1 + heads), given)
+    batch, tokens, heads, width, _ = given.sizes
+    tiling = _fitted(_TOKEN_GRADIENTS, batch * (1 + heads), given)
     tiles = triton.cdiv(tokens, tiling.tokens)
     drho = torch.empty_like(given.rho, memory_format=torch.contiguous_format)
     dskip = torch.empty(heads, batch * tiles, dtype=torch.float32, device=grad.device)
@@ -231,8 +222,7 @@ def _token_gradients(
         grad, values, given.b, given.rho, given.gates.residual, combined.skip, combined.dsums, dk, combined.dmean,
         dv_mean, dv, db, drho, dskip, dresidual, tokens, dk.shape[1],
         *(stride for x in (grad, values, given.b, given.rho) for stride in x.stride()), dv.stride(1), db.stride(1),
-        **given.sizes.fixed, H=heads, PARTS_OF_Q=combined.parts, NORMALIZED=given.normalized, PRODUCT=given.product,
-        **_launch("token_gradients", tiling, given),
+        H=heads, P=width, PP=padded(width), PARTS_OF_Q=combined.parts, **_launch(tiling, given),
     )  # fmt: skip
     return drho, dskip, dresidual
 

@@ -31,8 +31,8 @@ def sum_of(parts, count, SOME: tl.constexpr):
 
 
 @triton.jit
-def token_block(base, rows, columns, row_stride, column_stride, row_end, column_end, ALL: tl.constexpr):
-    """A block of tokens. ALL: nothing of it lies outside."""
+def matrix_block(base, rows, columns, row_stride, column_stride, row_end, column_end, ALL: tl.constexpr):
+    """A block of tokens, or of a state. ALL: nothing of it lies outside."""
     places = base + rows[:, None] * row_stride + columns[None, :] * column_stride
     inside = (rows < row_end)[:, None] & (columns < column_end)[None, :]
     return tl.load(places) if ALL else tl.load(places, mask=inside, other=0.0)
@@ -60,12 +60,6 @@ def gain_of(rho, rows, stride, end, head, residual, EVEN: tl.constexpr):
 
 
 @triton.jit
-def state_block(base, rows, columns, stride, row_end, column_end, ALL: tl.constexpr):
-    """A block of a state. ALL: nothing of it lies outside."""
-    return token_block(base, rows, columns, stride, 1, row_end, column_end, ALL)
-
-
-@triton.jit
 def state_gradients(
     grad, c, k, q, dstate_parts, dshift_parts, tokens, chunk, floor,
     grad_batch, grad_token, grad_width, c_batch, c_token, c_state,
@@ -88,8 +82,8 @@ def state_gradients(
     mean = tl.load(q + batch * N + n, mask=n < N, other=0.0) / tokens
     for start in range(0, end, TOKENS):
         left = end - start
-        raw = token_block(c, rows, n, c_token, c_state, left, N, EVEN and N == NP)
-        g = token_block(grad, rows, columns, grad_token, grad_width, left, WIDTH, EVEN and WIDTH % COLUMNS == 0)
+        raw = matrix_block(c, rows, n, c_token, c_state, left, N, EVEN and N == NP)
+        g = matrix_block(grad, rows, columns, grad_token, grad_width, left, WIDTH, EVEN and WIDTH % COLUMNS == 0)
         query = features(raw, rows, n, left, N, NORMALIZED, EVEN and N == NP)
         if NORMALIZED:
             _, scale = normaliser(query, k_total, floor)
@@ -124,12 +118,12 @@ def query_gradients(
     state = at(state, batch, N * WIDTH)
     ALL: tl.constexpr = WIDTH % COLUMNS == 0
 
-    raw = token_block(c, rows, n, c_token, c_state, left, N, EVEN and N == NP)
+    raw = matrix_block(c, rows, n, c_token, c_state, left, N, EVEN and N == NP)
     x = tl.zeros((TOKENS, NP), tl.float32)  # what reaches the queries through the state
     for across in range(0, WIDTH, COLUMNS):
         here = across + column
-        g = token_block(grad, rows, here, grad_token, grad_width, left, WIDTH, EVEN and ALL)
-        some = state_block(state, n, here, WIDTH, N, WIDTH, ALL and N == NP)
+        g = matrix_block(grad, rows, here, grad_token, grad_width, left, WIDTH, EVEN and ALL)
+        some = matrix_block(state, n, here, WIDTH, 1, N, WIDTH, ALL and N == NP)
         x = add_product(g, tl.trans(some), x, PRODUCT)
     x += sum_rows(at(dq_parts, batch * PARTS_OF_Q, N), PARTS_OF_Q, n, N, FEW, N == NP)[None, :]
     query = features(raw, rows, n, left, N, NORMALIZED, EVEN and N == NP)
@@ -141,7 +135,7 @@ def query_gradients(
             at_floor = tl.zeros((TOKENS,), tl.float32)
             for across in range(0, WIDTH, FEW):
                 here = across + tl.arange(0, FEW)
-                g = token_block(grad, rows, here, grad_token, grad_width, left, WIDTH, False).to(tl.float32)
+                g = matrix_block(grad, rows, here, grad_token, grad_width, left, WIDTH, False).to(tl.float32)
                 at_floor += tl.sum(g * tl.load(lift + batch * WIDTH + here, mask=here < WIDTH, other=0.0)[None, :], 1)
             at_floor += sum_of(dlift_parts + batch * PARTS_OF_Q, PARTS_OF_Q, 128)
             of_row = tl.where(row >= floor, of_row, at_floor)
@@ -164,15 +158,15 @@ def key_gradients(
     n, p, rows = tl.arange(0, NP), tl.arange(0, PP), tl.arange(0, TOKENS)
     dkey = tl.zeros((TOKENS, NP), tl.float32)
     for head in range(H):
-        value = token_block(v, rows, p, v_token, v_width, left, P, EVEN and P == PP)
-        summed = state_block(dsums, n, p, H * P, N, P, N == NP and P == PP)
+        value = matrix_block(v, rows, p, v_token, v_width, left, P, EVEN and P == PP)
+        summed = matrix_block(dsums, n, p, H * P, 1, N, P, N == NP and P == PP)
         _, gain = gain_of(rho, rows, rho_token, left, head, residual, EVEN)
         dkey += gain[:, None] * add_product(value, tl.trans(summed), tl.zeros((TOKENS, NP), tl.float32), PRODUCT)
         v += P * v_width
         dsums += P
         rho += rho_head
     if NORMALIZED:
-        raw = token_block(b, rows, n, b_token, b_state, left, N, EVEN and N == NP)
+        raw = matrix_block(b, rows, n, b_token, b_state, left, N, EVEN and N == NP)
         key = features(raw, rows, n, left, N, NORMALIZED, EVEN and N == NP)
         dkey = (dkey + dk[None, :]) * tl.minimum(key, 1.0)
     inside = (rows < left)[:, None] & (n < N)[None, :]
@@ -217,10 +211,10 @@ def token_gradients(
         here = head * P + p
         rho += head * rho_head
         grad = at(at(at(grad, batch, grad_batch), first, grad_token), head * P, grad_width)
-        value = token_block(at(v, head * P, v_width), rows, p, v_token, v_width, left, P, EVEN and P == PP)
-        g = token_block(grad, rows, p, grad_token, grad_width, left, P, EVEN and P == PP)
-        summed = state_block(dsums + head * P, n, p, WIDTH, N, P, N == NP and P == PP)
-        raw = token_block(b, rows, n, b_token, b_state, left, N, EVEN and N == NP)
+        value = matrix_block(at(v, head * P, v_width), rows, p, v_token, v_width, left, P, EVEN and P == PP)
+        g = matrix_block(grad, rows, p, grad_token, grad_width, left, P, EVEN and P == PP)
+        summed = matrix_block(dsums + head * P, n, p, WIDTH, 1, N, P, N == NP and P == PP)
+        raw = matrix_block(b, rows, n, b_token, b_state, left, N, EVEN and N == NP)
         raw_rho, gain = gain_of(rho, rows, rho_token, left, head, residual, EVEN)
         key = features(raw, rows, n, left, N, NORMALIZED, EVEN and N == NP)
         value, g = value.to(tl.float32), g.to(tl.float32)
@@ -282,7 +276,7 @@ def combine(
     ALL: tl.constexpr = N == NP and WIDTH % COLUMNS == 0
     for split in tl.range(0, splits, loop_unroll_factor=4):
         part = batch * splits + split
-        apart += state_block(at(dstate_parts, part, N * WIDTH), n, columns, WIDTH, N, WIDTH, ALL)
+        apart += matrix_block(at(dstate_parts, part, N * WIDTH), n, columns, WIDTH, 1, N, WIDTH, ALL)
         if ALL:
             shift += tl.load(at(dshift_parts, part, WIDTH) + columns)
         else:

@@ -51,15 +51,30 @@ class Tiling(NamedTuple):
     warps: int
     stages: int  # of the loop over tokens, in flight at once
     waves: int = 3  # programs for each multiprocessor
+    registers: int | None = None  # of a thread, if they are limited so that more programs share a multiprocessor
+
+    def without_idling(self, rows: int, tokens: int, device: torch.device) -> Tiling:
+        """With smaller blocks of the tokens that there are in each of `rows` (batches, heads), where there would be too
+        few to keep all multiprocessors busy."""
+        block = self.tokens
+        while block > 16 and rows * triton.cdiv(tokens, block) < 0.9 * multiprocessors(device):
+            block //= 2
+        return self._replace(tokens=block)
+
+    def split(self, rows: int, tokens: int, device: torch.device, most: int = _MOST_PARTS) -> tuple[int, int]:
+        """Tokens per program, a multiple of the block, and the number of programs along the tokens: all together are no
+        more than run at once."""
+        wanted = max(1, min(most, self.waves * multiprocessors(device) // rows))
+        chunk = triton.cdiv(triton.cdiv(tokens, self.tokens), wanted) * self.tokens
+        return chunk, triton.cdiv(tokens, chunk)
+
+    def launch(self, device: torch.device) -> dict[str, Any]:
+        options = {"TOKENS": self.tokens, "num_warps": self.warps, "num_stages": self.stages}
+        return {**options, "maxnreg": self.registers, **launch_options(device)}
 
 
-# By kernel; the largest tokens that leave no multiprocessor idle are taken, at most these.
-TILINGS = {
-    "accumulate": Tiling(32, 4, 3, waves=4),
-    "query_and_reduce": Tiling(32, 4, 2, waves=4),
-    "read_out": Tiling(32, 4, 3, waves=4),
-    "read_out_gated": Tiling(32, 4, 3),
-}
+# The most tokens: fewer where multiprocessors would be idle.
+_ACCUMULATE, _QUERIES, _READ_OUT = Tiling(32, 4, 3, waves=4), Tiling(32, 4, 2, waves=4), Tiling(32, 4, 3, waves=4)
 
 
 class States(NamedTuple):
@@ -101,27 +116,6 @@ def state_dtype(product: str) -> torch.dtype:
     return torch.bfloat16 if product == "half" else torch.float32
 
 
-def choose(name: str, rows: int, tokens: int, device: torch.device) -> Tiling:
-    """The tiling of a kernel whose programs take a block of `tokens` in each of `rows` (batches, heads)."""
-    return without_idling(TILINGS[name], rows, tokens, device)
-
-
-def without_idling(tiling: Tiling, rows: int, tokens: int, device: torch.device) -> Tiling:
-    """With smaller blocks, where there would be too few of them to keep all multiprocessors busy."""
-    block = tiling.tokens
-    while block > 16 and rows * triton.cdiv(tokens, block) < 0.9 * multiprocessors(device):
-        block //= 2
-    return tiling._replace(tokens=block)
-
-
-def split(tokens: int, rows: int, tiling: Tiling, device: torch.device, most: int = _MOST_PARTS) -> tuple[int, int]:
-    """Tokens per program, a multiple of the block, and the number of programs along the tokens: all together are no
-    more than run at once."""
-    wanted = max(1, min(most, tiling.waves * multiprocessors(device) // rows))
-    chunk = triton.cdiv(triton.cdiv(tokens, tiling.tokens), wanted) * tiling.tokens
-    return chunk, triton.cdiv(tokens, chunk)
-
-
 def sum_states(
     v: Tensor,
     b: Tensor,
@@ -139,18 +133,17 @@ def sum_states(
     use_queries = normalized or gates.use_mean
     empty = functools.partial(torch.empty, dtype=torch.float32, device=v.device)
 
-    tiling = choose("accumulate", batch * heads, tokens, v.device)
-    chunk, splits = split(tokens, batch * heads, tiling, v.device)
+    tiling = _ACCUMULATE.without_idling(batch * heads, tokens, v.device)
+    chunk, splits = tiling.split(batch * heads, tokens, v.device)
     kv_parts, k_parts = empty(batch, splits, state, sizes.inner), empty(batch, splits, state)
     kernels.accumulate[(heads, splits, batch)](
         v, b, rho, *(dt or (None, None)), gates.residual, kv_parts, k_parts, tokens, chunk,
         *v.stride(), *b.stride(), *rho.stride(),
-        **sizes.fixed, TOKENS=tiling.tokens, NORMALIZED=normalized, PRODUCT=product,
-        **launch(tiling, v.device),
+        **sizes.fixed, NORMALIZED=normalized, PRODUCT=product, **tiling.launch(v.device),
     )  # fmt: skip
 
-    tiling = choose("query_and_reduce", batch, tokens, v.device)
-    chunk, parts = split(tokens, batch, tiling, v.device)
+    tiling = _QUERIES.without_idling(batch, tokens, v.device)
+    chunk, parts = tiling.split(batch, tokens, v.device)
     parts = parts if use_queries else 0
     state_size = state * sizes.inner
     slices = triton.cdiv(state_size, kernels.SLICE.value)
@@ -158,8 +151,7 @@ def sum_states(
     q_parts, q = empty(batch, parts, state), empty(batch, state)
     kernels.query_and_reduce[(parts + slices, batch)](
         c, kv_parts, k_parts, kv, k, q_parts, tokens, chunk, splits, parts, normaliser_floor(c.dtype), *c.stride(),
-        N=state, NP=padded(state), STATE=state_size, TOKENS=tiling.tokens, NORMALIZED=normalized,
-        **launch(tiling, v.device),
+        N=state, NP=padded(state), STATE=state_size, NORMALIZED=normalized, **tiling.launch(v.device),
     )  # fmt: skip
 
     v_sum = v.sum(1, dtype=torch.float32) if rule.skip == "before" and gates.use_mean else None
@@ -177,17 +169,12 @@ def read_out(v: Tensor, b: Tensor, c: Tensor, states: States, normalized: bool) 
     """The kernel after them: the output (B, L, H, P) in float32."""
     sizes = Sizes.of(v, b)
     rows = sizes.batch * sizes.heads
-    tiling = choose("read_out", rows, sizes.tokens, v.device)
-    chunk, splits = split(sizes.tokens, rows, tiling, v.device)
+    tiling = _READ_OUT.without_idling(rows, sizes.tokens, v.device)
+    chunk, splits = tiling.split(rows, sizes.tokens, v.device)
     out = torch.empty(v.shape, dtype=torch.float32, device=v.device)
     kernels.read_out[(sizes.heads, splits, sizes.batch)](
         v, c, states.k, states.read, states.affine, out, sizes.tokens, chunk, normaliser_floor(c.dtype),
         *v.stride(), *c.stride(),
-        **sizes.fixed, TOKENS=tiling.tokens, NORMALIZED=normalized, PRODUCT=product_of(v, b, c),
-        **launch(tiling, v.device),
+        **sizes.fixed, NORMALIZED=normalized, PRODUCT=product_of(v, b, c), **tiling.launch(v.device),
     )  # fmt: skip
     return out
-
-
-def launch(tiling: Tiling, device: torch.device) -> dict[str, Any]:
-    return {"num_warps": tiling.warps, "num_stages": tiling.stages, **launch_options(device)}

@@ -7,7 +7,7 @@ from crispseg.ops.maps import convolution_kernels as convolutions
 from crispseg.ops.maps import normalize_kernels as norms
 from crispseg.ops.maps import resizing_kernels as resizes
 from crispseg.ops.maps.convolution_kernels import ConvolutionTiles, ImageTiles, MixTiles
-from crispseg.ops.maps.normalize_kernels import AddTiles, NormTiles
+from crispseg.ops.maps.normalize_kernels import AddTiles
 from tests.conftest import relative_error
 from tests.ops.maps.test_maps import normalised, resized, windows
 
@@ -98,7 +98,7 @@ def test_layer_norm(shape, scale, dtype):
     x = (scale * (torch.randn(shape) + 1)).to(dtype)
     norm = draw(shape[-1], dtype=dtype), draw(shape[-1], dtype=dtype)
     agree(
-        lambda *args: norms.layer_norm(*args, 1e-5, NormTiles(256, 4)),
+        lambda *args: norms.layer_norm(*args, 1e-5, elements=256),
         lambda *args: normalised(*args, 1e-5),
         (x, *norm),
     )

@@ -4,7 +4,7 @@ sums of parts."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -27,13 +27,25 @@ class AttentionTiles(NamedTuple):
     stages: int
     resident: int = 2
 
-    def span(self, batch: int, length: int, device: torch.device) -> int:
-        """How many pixels each program takes, one block after another."""
-        blocks, programs = triton.cdiv(length, self.pixels), self.resident * multiprocessors(device)
-        return triton.cdiv(blocks, max(1, min(blocks, programs // batch))) * self.pixels
+    def cut(self, pixels: Tensor, beside: int = 1) -> tuple[int, int, dict[str, Any]]:
+        """Of pixels (B, L, D), on which `beside` programs work at once: how many pixels each takes, one block after
+        another, how many spans of an image that makes, and what the kernel is compiled for."""
+        tiles = _SMALLEST if pixels.dtype == torch.float32 else self
+        batch, length, _ = pixels.shape
+        blocks, programs = triton.cdiv(length, tiles.pixels), tiles.resident * multiprocessors(pixels.device)
+        span = triton.cdiv(blocks, max(1, min(blocks, programs // (batch * beside)))) * tiles.pixels
+        even = length % tiles.pixels == 0
+        fixed = {"PIXELS": tiles.pixels, "EVEN": even, "num_warps": tiles.warps, "num_stages": tiles.stages}
+        return span, triton.cdiv(length, span), fixed
 
 
-SMALLEST = AttentionTiles(16, 4, 1)  # for the interpreter, in float32: a GPU has the formulas for that
+_SMALLEST = AttentionTiles(16, 4, 1)  # for the interpreter, in float32: a GPU has the formulas for that
+
+
+def grouped(rows: int, count: int) -> int:
+    """How many heads or classes, of so many, are worked on at once: each has `rows` rows of a product, a power of two,
+    of which a product has 16 at least and here 64 at most."""
+    return max(16 // rows, min(64 // rows, triton.next_power_of_2(count)), 1)
 
 
 @triton.jit

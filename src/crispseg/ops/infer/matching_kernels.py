@@ -10,7 +10,7 @@ from torch import Tensor
 
 from crispseg.ops.common.dependent_launch import after_the_kernel_before, launch_options
 from crispseg.ops.common.hardware import padded
-from crispseg.ops.common.tokens_and_pixels import SMALLEST, AttentionTiles, inside
+from crispseg.ops.common.tokens_and_pixels import AttentionTiles, grouped, inside
 from crispseg.ops.infer import matching
 
 MATCH = AttentionTiles(64, 4, 3)
@@ -84,14 +84,12 @@ def best_cosines(descriptors: Tensor, prototypes: Tensor, scale: float) -> Tenso
     descriptors, prototypes = descriptors.contiguous(), prototypes.contiguous()
     out = torch.empty(batch, classes, length, dtype=torch.float32, device=descriptors.device)
     held = triton.next_power_of_2(count)
-    group = max(16 // held, min(64 // held, triton.next_power_of_2(classes)), 1)
-    tiles = SMALLEST if descriptors.dtype == torch.float32 else MATCH
-    span = tiles.span(batch, length, descriptors.device)
-    _cosines_kernel[(triton.cdiv(length, span), batch)](
+    group = grouped(held, classes)
+    span, splits, fixed = MATCH.cut(descriptors)
+    _cosines_kernel[(splits, batch)](
         descriptors, prototypes, out, scale, length, span, classes, count,
-        PIXELS=tiles.pixels, WIDTH=width, PADDED=padded(width), GROUP=group, COUNT=held,
-        GROUPS=triton.cdiv(classes, group), EVEN=length % tiles.pixels == 0,
-        num_warps=tiles.warps, num_stages=tiles.stages, **launch_options(descriptors.device),
+        WIDTH=width, PADDED=padded(width), GROUP=group, COUNT=held, GROUPS=triton.cdiv(classes, group),
+        **fixed, **launch_options(descriptors.device),
     )  # fmt: skip
     return out
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from crispseg.ops.common.dependent_launch import after_the_kernel_before, launch_options
 from crispseg.ops.common.hardware import padded
-from crispseg.ops.common.tokens_and_pixels import LOG2_E, SMALLEST, AttentionTiles, inside, normalised
+from crispseg.ops.common.tokens_and_pixels import LOG2_E, AttentionTiles, grouped, inside, normalised
 from crispseg.ops.infer import pixel_attention
 
 READ = AttentionTiles(64, 4, 3, 1)  # tokens attend pixels
@@ -92,19 +92,16 @@ def read_pixels(queries: Tensor, pixels: Tensor, projection: Tensor) -> Tensor:
     queries = queries if queries.stride(3) == 1 else queries.contiguous()
     pixels, projection = pixels.contiguous(), projection.contiguous()
     length, count, inner = pixels.shape[1], tokens * heads, projection.shape[1]
-    tiles = SMALLEST if pixels.dtype == torch.float32 else READ
     rows = min(64, padded(count))
     blocks = triton.cdiv(count, rows)
-    span = tiles.span(batch * blocks, length, pixels.device)
-    splits = triton.cdiv(length, span)
+    span, splits, fixed = READ.cut(pixels, blocks)
     means = pixels.new_empty(batch, splits, count, width)
     tops = torch.empty(batch, splits, count, dtype=torch.float32, device=pixels.device)
     out = pixels.new_empty(batch, tokens, heads * inner)
     _read_kernel[(splits, blocks, batch)](
         queries, pixels, means, tops, count, heads, length, span,
         queries.stride(0), queries.stride(1), queries.stride(2),
-        ROWS=rows, PIXELS=tiles.pixels, WIDTH=width, PADDED=padded(width), EVEN=length % tiles.pixels == 0,
-        num_warps=tiles.warps, num_stages=tiles.stages,
+        ROWS=rows, WIDTH=width, PADDED=padded(width), **fixed,
     )  # fmt: skip
     most = triton.next_power_of_2(splits)
     _combine_and_project_kernel[(count, batch)](
@@ -204,16 +201,14 @@ def pixels_attend_tokens(
     keys, values, added = (x if x.stride(-1) == 1 else x.contiguous() for x in (keys, values, added))
     out = torch.empty_like(pixels)
     held = max(2, triton.next_power_of_2(tokens))
-    group = max(16 // held, min(64 // held, triton.next_power_of_2(heads)), 1)
+    group = grouped(held, heads)
     groups = triton.cdiv(heads, group)
-    tiles = SMALLEST if pixels.dtype == torch.float32 else WRITE if groups == 1 else WRITE_MORE
-    span = tiles.span(batch, length, pixels.device)
-    _write_kernel[(triton.cdiv(length, span), batch)](
+    span, splits, fixed = (WRITE if groups == 1 else WRITE_MORE).cut(pixels)
+    _write_kernel[(splits, batch)](
         pixels, keys, added, values, bias, norm_weight, norm_bias, out, length, tokens, heads, span, eps,
         keys.stride(0), keys.stride(1), keys.stride(2), added.stride(0), added.stride(1),
         values.stride(0), values.stride(1), values.stride(2),
-        WIDTH=width, PADDED=padded(width), PIXELS=tiles.pixels, TOKENS=held, GROUP=group,
-        GROUPS=groups, EVEN=length % tiles.pixels == 0,
-        num_warps=tiles.warps, num_stages=tiles.stages, **launch_options(pixels.device),
+        WIDTH=width, PADDED=padded(width), TOKENS=held, GROUP=group, GROUPS=groups,
+        **fixed, **launch_options(pixels.device),
     )  # fmt: skip
     return out

@@ -8,6 +8,8 @@ no kernel, are loaded before the kernel before is done (see `common/dependent_la
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -244,6 +246,13 @@ def _image_geometry(batch: int, tokens: int) -> tuple[int, int, int]:
     return max(_ROWS, triton.next_power_of_2(images * tokens)), images * tokens, triton.cdiv(batch, images)
 
 
+def _options(tokens: Tensor, rows: int = _ROWS) -> dict[str, Any]:
+    """What kernels are compiled for by the tokens (B, T, D), and how they are launched."""
+    width = tokens.shape[-1]
+    sizes = {"ROWS": rows, "WIDTH": width, "PADDED": padded(width)}
+    return {**sizes, "num_warps": _WARPS, "num_stages": _STAGES, **launch_options(tokens.device)}
+
+
 def _join_arguments(tokens: Tensor, read: Tensor, join: Join) -> tuple[object, ...]:
     return tokens.contiguous(), read.contiguous(), join.weight, join.bias, *join.norm
 
@@ -256,8 +265,7 @@ def join_perceptron(tokens: Tensor, read: Tensor, join: Join, perceptron: Percep
     out = torch.empty(parts, batch, count, width, dtype=torch.float32, device=tokens.device)
     _perceptron_kernel[(parts, triton.cdiv(batch * count, _ROWS))](
         *_join_arguments(tokens, read, join), *perceptron, out, batch * count, _ROWS,
-        INNER=read.shape[-1], UNITS=units, ROWS=_ROWS, WIDTH=width, PADDED=padded(width), HIDDEN=_HIDDEN,
-        num_warps=_WARPS, num_stages=_STAGES, **launch_options(tokens.device),
+        INNER=read.shape[-1], UNITS=units, HIDDEN=_HIDDEN, **_options(tokens),
     )  # fmt: skip
     return out
 
@@ -275,8 +283,7 @@ def settle(parts: Tensor, norm: Norm, vectors: Vectors, own: OwnAttention | None
     _settle_kernel[(groups + heads, programs)](
         parts, *norm, *vectors, weight, bias, out, made, scores, attended, batch * count, used, count,
         PARTS=pieces, GROUPS=groups, INNER=inner, INNER_PADDED=padded(inner),
-        HEAD=head, HEAD_PADDED=padded(head), ROWS=rows, WIDTH=width, PADDED=padded(width),
-        num_warps=_WARPS, **launch_options(parts.device),
+        HEAD=head, HEAD_PADDED=padded(head), **_options(out, rows),
     )  # fmt: skip
     return out, made, scores, attended
 
@@ -289,8 +296,7 @@ def attend_own(tokens: Tensor, own: OwnAttention) -> Tensor:
     out = torch.empty_like(tokens)
     _own_kernel[(own.heads, programs)](
         tokens, own.weight, own.bias, out, batch * count, used, count,
-        HEAD=head, HEAD_PADDED=padded(head), ROWS=rows, WIDTH=width, PADDED=padded(width),
-        num_warps=_WARPS, **launch_options(tokens.device),
+        HEAD=head, HEAD_PADDED=padded(head), **_options(tokens, rows),
     )  # fmt: skip
     return out
 
@@ -303,23 +309,19 @@ def join_vectors(tokens: Tensor, read: Tensor, join: Join, vectors: Vectors) -> 
     made = out.new_empty(batch, count, groups, width)
     _vectors_kernel[(groups, triton.cdiv(batch * count, _ROWS))](
         *_join_arguments(tokens, read, join), *vectors[:3], out, made, batch * count, _ROWS,
-        JOINED=read.shape[-1], GROUPS=groups, INNER=inner, INNER_PADDED=padded(inner),
-        ROWS=_ROWS, WIDTH=width, PADDED=padded(width),
-        num_warps=_WARPS, num_stages=_STAGES, **launch_options(tokens.device),
+        JOINED=read.shape[-1], GROUPS=groups, INNER=inner, INNER_PADDED=padded(inner), **_options(tokens),
     )  # fmt: skip
     return out, made
 
 
 @token_attention.join_grouped.kernel
 def join_grouped(tokens: Tensor, read: Tensor, join: Join, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
-    batch, classes, width = tokens.shape
+    batch, classes, _ = tokens.shape
     groups, _, outer = weight.shape
     out = tokens.new_empty(batch, classes, outer)
     rows = batch * classes if groups == 1 else batch
     _join_grouped_kernel[(triton.cdiv(outer, _COLUMNS), groups, triton.cdiv(rows, _ROWS))](
         *_join_arguments(tokens, read, join), weight.contiguous(), bias, out, rows, 1 if groups == 1 else classes,
-        JOINED=read.shape[-1], OUTER=outer, COLUMNS=_COLUMNS, RELU=relu,
-        ROWS=_ROWS, WIDTH=width, PADDED=padded(width),
-        num_warps=_WARPS, num_stages=_STAGES, **launch_options(tokens.device),
+        JOINED=read.shape[-1], OUTER=outer, COLUMNS=_COLUMNS, RELU=relu, **_options(tokens),
     )  # fmt: skip
     return out

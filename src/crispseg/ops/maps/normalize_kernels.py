@@ -29,11 +29,6 @@ from crispseg.ops.maps import normalize
 from crispseg.ops.maps.resizing_kernels import between
 
 
-class NormTiles(NamedTuple):
-    elements: int  # of a program, in whole rows
-    warps: int
-
-
 class AddTiles(NamedTuple):
     """How `norm_relu_add` cuts its work: pixels and output channels of a program, and its warps."""
 
@@ -52,10 +47,6 @@ class NormGradientTiles(NamedTuple):
     waves: int
     least: int = 4
     stages: int = 3
-
-
-def norm_tiles_for(elements: int) -> NormTiles:
-    return NormTiles(1024, 4) if elements <= 1 << 17 else NormTiles(2048, 4)
 
 
 def gradient_tiles_for(width: int) -> NormGradientTiles:
@@ -138,20 +129,21 @@ class Rows(NamedTuple):
 
 
 def layer_norm(
-    x: Tensor, weight: Tensor, bias: Tensor, eps: float, tiles: NormTiles | None = None, gate: Tensor | None = None
+    x: Tensor, weight: Tensor, bias: Tensor, eps: float, gate: Tensor | None = None, elements: int | None = None
 ) -> Tensor:
-    """Of x (..., C); times the gate (..., C), in whose precision the result is then."""
+    """Of x (..., C); times the gate (..., C), in whose precision the result is then. Each program has so many elements,
+    in whole rows."""
     x = x.contiguous()
     by, distance, align = (None, 1, 1) if gate is None else Rows.of(gate)
     out = torch.empty(x.shape, dtype=x.dtype if gate is None else gate.dtype, device=x.device)
     width = x.shape[-1]
     count = x.numel() // width
     columns = triton.next_power_of_2(width)
-    tiles = tiles or norm_tiles_for(x.numel())
-    rows = max(1, tiles.elements // columns)
+    elements = elements or (1024 if x.numel() <= 1 << 17 else 2048)
+    rows = max(1, elements // columns)
     _norm_kernel[(triton.cdiv(count, rows),)](
         x, by, weight, bias, out, count, eps, distance, ALIGN=align, WIDTH=width, ROWS=rows, COLUMNS=columns,
-        num_warps=tiles.warps, **launch_options(x.device),
+        num_warps=4, **launch_options(x.device),
     )  # fmt: skip
     return out
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from crispseg.ops.common.custom import all_there_is, custom_op, differentiable, gradients_of_first
 from crispseg.ops.common.hardware import padded
 from crispseg.ops.common.rounding import multiply
-from crispseg.ops.common.tokens_and_pixels import LOG2_E, SMALLEST, AttentionTiles, add_spans, inside, like, product
+from crispseg.ops.common.tokens_and_pixels import LOG2_E, AttentionTiles, add_spans, inside, like, product
 from crispseg.ops.train.cross_attention import MOST_TOKENS, cross_attention
 
 _READ_TOKENS = AttentionTiles(128, 4, 2, 4)  # many queries
@@ -244,31 +244,23 @@ class AttentionLaunch(NamedTuple):
     heads: int
     length: int
     span: int
+    splits: int  # spans of an image
     width: int
-    tiles: AttentionTiles
     fixed: dict[str, Any]
 
     @classmethod
     def of(cls, pixels: Tensor, few: Tensor, inner: int, heads: int, tiles: AttentionTiles) -> AttentionLaunch:
         batch, length, _ = pixels.shape
         tokens, width = few.shape[1], inner // heads
-        tiles = SMALLEST if pixels.dtype == torch.float32 else tiles
         held = triton.next_power_of_2(tokens)
         wide = _COLUMNS // triton.next_power_of_2(width)
         group = max(1, min(_ROWS // held, wide, triton.next_power_of_2(heads)))
         held = max(held, 16 // group)  # a product has sixteen rows at least
         columns = padded(group * width)
-        span = tiles.span(batch * triton.cdiv(heads, group), length, pixels.device)
-        fixed = {
-            "WIDTH": width, "TOKENS": held, "GROUP": group, "COLUMNS": columns, "PIXELS": tiles.pixels,
-            "EVEN": length % tiles.pixels == 0, "FILLED": columns == group * width and heads % group == 0,
-            "num_warps": tiles.warps, "num_stages": tiles.stages,
-        }  # fmt: skip
-        return cls(batch, tokens, heads, length, span, width, tiles, fixed)
-
-    @property
-    def splits(self) -> int:
-        return triton.cdiv(self.length, self.span)
+        span, splits, fixed = tiles.cut(pixels, triton.cdiv(heads, group))
+        filled = columns == group * width and heads % group == 0
+        fixed |= {"WIDTH": width, "TOKENS": held, "GROUP": group, "COLUMNS": columns, "FILLED": filled}
+        return cls(batch, tokens, heads, length, span, splits, width, fixed)
 
     @property
     def grid(self) -> tuple[int, int, int]:

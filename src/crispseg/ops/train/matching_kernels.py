@@ -20,7 +20,7 @@ from torch import Tensor
 from crispseg.ops.common.custom import all_there_is, custom_op, differentiable
 from crispseg.ops.common.hardware import padded
 from crispseg.ops.common.rounding import multiply
-from crispseg.ops.common.tokens_and_pixels import LOG2_E, SMALLEST, AttentionTiles, add_spans, inside, like, product
+from crispseg.ops.common.tokens_and_pixels import LOG2_E, AttentionTiles, add_spans, inside, like, product
 from crispseg.ops.dispatch import Operator
 from crispseg.ops.infer.pixel_attention import MOST_CHANNELS
 from crispseg.ops.train import matching
@@ -180,22 +180,17 @@ class MatchingLaunch(NamedTuple):
 
     @classmethod
     def of(cls, x: Tensor, prototypes: Tensor, most: int) -> MatchingLaunch:
-        batch, length, width = x.shape
+        _, length, width = x.shape
         classes, count = prototypes.shape[1:3]
-        tiles = SMALLEST if x.dtype == torch.float32 else _TILES
         each = triton.next_power_of_2(count)
         group = max(1, min(_ROWS // each, triton.next_power_of_2(classes)))
         group = max(group, 16 // each)  # a product has sixteen rows at least
         groups = triton.cdiv(classes, group)
         columns = min(most, padded(width))
         blocks = triton.cdiv(width, columns)
-        span = tiles.span(batch * groups * blocks, length, x.device)
-        fixed = {
-            "WIDTH": width, "COLUMNS": columns, "CLASSES": group, "COUNT": each,
-            "PIXELS": tiles.pixels, "EVEN": length % tiles.pixels == 0,
-            "num_warps": tiles.warps, "num_stages": tiles.stages,
-        }  # fmt: skip
-        return cls(triton.cdiv(length, span), groups, blocks, (length, span, classes, count), fixed)
+        span, splits, fixed = _TILES.cut(x, groups * blocks)
+        fixed |= {"WIDTH": width, "COLUMNS": columns, "CLASSES": group, "COUNT": each}
+        return cls(splits, groups, blocks, (length, span, classes, count), fixed)
 
 
 def _formula(x: Tensor, prototypes: Tensor, sharpness: Tensor | None) -> Tensor:

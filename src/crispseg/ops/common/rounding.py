@@ -20,6 +20,13 @@ def rounded(x):
 
 
 @triton.jit
+def like(x, other):
+    """x in the precision of other values, or of those that a pointer points to."""
+    kind: tl.constexpr = other.dtype.element_ty if other.dtype.is_ptr() else other.dtype
+    return rounded(x) if kind == tl.bfloat16 else x.to(kind)
+
+
+@triton.jit
 def widened(x):
     """To float32. The halves of a pair of bfloat16 take one instruction each this way, where `to` takes two."""
     if x.dtype == tl.bfloat16 and not INTERPRETED:

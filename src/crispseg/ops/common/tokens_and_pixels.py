@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from crispseg.ops.common.hardware import multiprocessors
-from crispseg.ops.common.rounding import multiply, rounded
+from crispseg.ops.common.rounding import multiply
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 _PARTS, _COLUMNS = 16, 128  # of a sum, in one program at a time
@@ -65,13 +65,6 @@ def normalised(x, columns, weight, bias, eps, WIDTH: tl.constexpr, PADDED: tl.co
     gain = tl.load(weight + columns, mask=used, other=0.0).to(tl.float32)
     shift = tl.load(bias + columns, mask=used, other=0.0).to(tl.float32)
     return x * scale[:, None] * gain[None, :] + shift[None, :]
-
-
-@triton.jit
-def like(x, other):
-    """x in the precision of other values, or of those that a pointer points to."""
-    kind: tl.constexpr = other.dtype.element_ty if other.dtype.is_ptr() else other.dtype
-    return rounded(x) if kind == tl.bfloat16 else x.to(kind)
 
 
 @triton.jit

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from crispseg.ops.common.dependent_launch import after_the_kernel_before, launch_options
-from crispseg.ops.common.rounding import INTERPRETED, multiply, rounded, widened
+from crispseg.ops.common.rounding import INTERPRETED, like, multiply, widened
 from crispseg.ops.infer import block
 from crispseg.ops.infer.block import MLP, Start
 from crispseg.ops.maps import depthwise_kernels
@@ -50,11 +50,6 @@ def _channels(pointer, channel, TOKENS: tl.constexpr, C: tl.constexpr, SPREAD: t
     else:
         numbers = tl.load(pointer + channel)[None, :]
     return widened(numbers)
-
-
-@triton.jit
-def _cast(x, kind: tl.constexpr):
-    return rounded(x) if kind == tl.bfloat16 else x.to(kind)
 
 
 @triton.jit
@@ -118,12 +113,11 @@ def _conv_norm_mlp_kernel(
     """CHUNK hidden units at a time: their sum over channels, GELU, and what they add to the output."""
     after_the_kernel_before(DEPENDENT)
     TOKENS: tl.constexpr = ROWS * COLUMNS
-    kind = x.dtype.element_ty
     start, row, column, offset = _patch(height, width, C, ROWS, COLUMNS)
     total, normed = _convolve_and_norm(
         x + start, weight, bias, gamma, beta, eps, row, column, offset, height, width, TOKENS, C, SPREAD
     )
-    normed = _cast(normed, kind)
+    normed = like(normed, x)
     channel, unit = tl.arange(0, C), tl.arange(0, CHUNK)
     total += tl.load(fc2_bias + channel).to(tl.float32)[None, :]
     total *= 2
@@ -132,10 +126,10 @@ def _conv_norm_mlp_kernel(
     for first in range(0, HIDDEN, CHUNK):
         hidden = multiply(normed, tl.load(into + first * C), tl.zeros((TOKENS, CHUNK), tl.float32))
         hidden += tl.load(fc1_bias + first + unit).to(tl.float32)[None, :]
-        total = multiply(_cast(_twice_gelu(hidden), kind), tl.load(outof + first), total)
+        total = multiply(like(_twice_gelu(hidden), x), tl.load(outof + first), total)
     inside = (row < height) & (column < width)
     place = out + start + offset[:, None] + channel[None, :]
-    tl.store(place, _cast(total * 0.5, kind), mask=inside[:, None])
+    tl.store(place, like(total * 0.5, x), mask=inside[:, None])
 
 
 @triton.jit
@@ -147,15 +141,14 @@ def _conv_norm_project_kernel(
     """CHUNK columns of the product at a time."""
     after_the_kernel_before(DEPENDENT)
     TOKENS: tl.constexpr = ROWS * COLUMNS
-    kind = x.dtype.element_ty
     start, row, column, offset = _patch(height, width, C, ROWS, COLUMNS)
     total, normed = _convolve_and_norm(
         x + start, weight, bias, gamma, beta, eps, row, column, offset, height, width, TOKENS, C, SPREAD
     )
-    normed = _cast(normed, kind)
+    normed = like(normed, x)
     channel = tl.arange(0, C)
     inside = (row < height) & (column < width)
-    tl.store(y + start + offset[:, None] + channel[None, :], _cast(total, kind), mask=inside[:, None])
+    tl.store(y + start + offset[:, None] + channel[None, :], like(total, x), mask=inside[:, None])
     out += start // C * OUT_STEP
     offset = offset // C * OUT_STEP
     for first in range(0, OUT, CHUNK):
@@ -164,7 +157,7 @@ def _conv_norm_project_kernel(
         factor = tl.load(place) if OUT % CHUNK == 0 else tl.load(place, mask=(unit < OUT)[None, :], other=0.0)
         result = multiply(normed, factor, tl.zeros((TOKENS, CHUNK), tl.float32))
         mask = inside[:, None] & (unit < OUT)[None, :]
-        tl.store(out + offset[:, None] + unit[None, :], _cast(result, kind), mask=mask)
+        tl.store(out + offset[:, None] + unit[None, :], like(result, x), mask=mask)
 
 
 @block.conv_norm.kernel

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from crispseg.ops.common.custom import all_there_is, custom_op, differentiable, gradients_of_first
 from crispseg.ops.common.hardware import padded
-from crispseg.ops.common.rounding import multiply
-from crispseg.ops.common.tokens_and_pixels import LOG2_E, AttentionTiles, add_spans, inside, like, product
+from crispseg.ops.common.rounding import like, multiply
+from crispseg.ops.common.tokens_and_pixels import LOG2_E, AttentionTiles, add_spans, inside, product
 from crispseg.ops.train.cross_attention import MOST_TOKENS, cross_attention
 
 _READ_TOKENS = AttentionTiles(128, 4, 2, 4)  # many queries

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from crispseg.ops.common.custom import custom_op, differentiable
 from crispseg.ops.common.dependent_launch import after_the_kernel_before, launch_options
-from crispseg.ops.common.rounding import rounded, widened
+from crispseg.ops.common.rounding import like, widened
 from crispseg.ops.train import drop_path
 
 _BLOCK, _WARPS = 2048, 4  # elements of a program, and its warps
@@ -30,9 +30,8 @@ def _scaled(
     value = widened(tl.load(branch + start + place, mask=inside, other=0.0)) * scale
     if ADD:
         value += widened(tl.load(x + start + place, mask=inside, other=0.0))
-    if out.dtype.element_ty == tl.bfloat16:
-        value = rounded(value)
-    tl.store(out + start + place, value.to(out.dtype.element_ty), mask=inside)
+    value = like(value, out)
+    tl.store(out + start + place, value, mask=inside)
 
 
 def scaled(branch: Tensor, drawn: Tensor, rate: float, x: Tensor | None = None) -> Tensor:

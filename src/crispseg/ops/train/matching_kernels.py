@@ -19,8 +19,8 @@ from torch import Tensor
 
 from crispseg.ops.common.custom import all_there_is, custom_op, differentiable
 from crispseg.ops.common.hardware import padded
-from crispseg.ops.common.rounding import multiply
-from crispseg.ops.common.tokens_and_pixels import LOG2_E, AttentionTiles, add_spans, inside, like, product
+from crispseg.ops.common.rounding import like, multiply
+from crispseg.ops.common.tokens_and_pixels import LOG2_E, AttentionTiles, add_spans, inside, product
 from crispseg.ops.dispatch import Operator
 from crispseg.ops.infer.pixel_attention import MOST_CHANNELS
 from crispseg.ops.train import matching

@@ -73,7 +73,7 @@ def fused_norm(net: Network, place: Place) -> Work:
 def fused_pyramid_step(net: Network, place: Place) -> Work:
     def call(m: Any, x: Tensor, coarser: Tensor) -> Tensor:
         norm, lateral = m
-        return norm_relu_add(x, *norm.packed(), lateral.weight, lateral.bias, coarser)
+        return norm_relu_add(x, norm.packed(), lateral.weight, lateral.bias, coarser)
 
     parts = net.fused.backbone.norms[place.stage - 1], net.fused.head.neck.laterals[place.stage - 1]
     coarser = net.map(Place(place.batch, place.stage + 1), net.head.config.dim)
@@ -160,7 +160,7 @@ def writing(net: Network, place: Place) -> Work:
     """Pixels attend tokens."""
 
     def call(m: Any, x: Tensor, keys: Tensor, added: Tensor, values: Tensor) -> Tensor:
-        return pixels_attend_tokens(x, keys, added, values, m.out_bias, *m.norm4.packed())
+        return pixels_attend_tokens(x, keys, added, values, m.out_bias, m.norm4.packed())
 
     config, classes = net.head.config, net.model.num_classes
     keys, values = (net.draw(place.batch, classes, config.attention_heads, config.dim) / 16 for _ in range(2))

@@ -34,6 +34,10 @@ def agree(function, tensors, *rest, bound=1e-2):
     assert relative_error(found, truth) < bound
 
 
+def attend(pixels, keys, added, values, bias, weight, shift):
+    return pixel_attention.pixels_attend_tokens(pixels, keys, added, values, bias, Norm(weight, shift, 1e-5))
+
+
 def draw(*shape, dtype):
     return torch.randn(*shape, device="cuda").to(dtype)
 
@@ -50,9 +54,10 @@ def test_attention(batch, tokens, heads, width, length, dtype):
     norm = tuple(draw(3, width, dtype=dtype))
     projection = draw(heads, 16, width, dtype=dtype)
     agree(pixel_attention.read_pixels, (keys, pixels, projection))
-    agree(pixel_attention.pixels_attend_tokens, (pixels, keys, added, values, *norm), 1e-5)
+    assert pixel_attention.pixels_attend_tokens.takes(pixels, keys)
+    agree(attend, (pixels, keys, added, values, *norm))
     agree(pixel_attention.read_pixels, (1e2 * keys, pixels, projection))
-    agree(pixel_attention.pixels_attend_tokens, (pixels, 1e2 * keys, added, values, *norm), 1e-5)
+    agree(attend, (pixels, 1e2 * keys, added, values, *norm))
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)

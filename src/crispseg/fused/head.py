@@ -165,7 +165,7 @@ class FusedLayer(Packed):
 
     def forward(self, tokens: Tensor, queries: Tensor, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         tokens, queries, writing = self.tokens_only(tokens, self.read(queries, pixels))
-        return tokens, queries, pixels_attend_tokens(pixels, *writing[:-1], *writing.norm)
+        return tokens, queries, pixels_attend_tokens(pixels, *writing)
 
     def tokens_only(self, tokens: Tensor, read: Tensor) -> tuple[Tensor, Tensor, Writing]:
         """Tokens and what they read -> tokens, the next reader's queries, and what the pixels get."""

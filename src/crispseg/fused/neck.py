@@ -44,7 +44,7 @@ class FusedTopDown(Packed, Ready):
         for i, lateral in reversed(list(enumerate(laterals))):
             if stages.norms:
                 norm = stages.norms[i].packed()
-                x = norm_relu_add(stages.maps[i], *norm, lateral.weight, lateral.bias, x)  # type: ignore[arg-type]
+                x = norm_relu_add(stages.maps[i], norm, lateral.weight, lateral.bias, x)  # type: ignore[arg-type]
             else:
                 x = resize_add(lateral(stages.maps[i]), x)
         return convolve(x, self.weight, self.bias, relu=True)

@@ -11,6 +11,7 @@ are there it forks and a line goes out for each. It never speaks to the GPU, as 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib
 import json
@@ -231,17 +232,13 @@ def _triton_version() -> str:
     return str(triton.__version__)
 
 
-_SOURCES: list[str] = []
-
-
+@functools.cache
 def _sources() -> str:
     """A digest of all kernels' sources: any of them may be part of another."""
-    if not _SOURCES:
-        digest = hashlib.blake2b(digest_size=16)
-        for path in sorted(Path(__file__).parent.glob("**/*.py")):
-            digest.update(path.read_bytes())
-        _SOURCES.append(digest.hexdigest())
-    return _SOURCES[0]
+    digest = hashlib.blake2b(digest_size=16)
+    for path in sorted(Path(__file__).parent.glob("**/*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def _show(text: str, end: str = "") -> None:

@@ -104,7 +104,7 @@ class Operator(Generic[P, R]):
         dtypes: tuple[torch.dtype, ...],
         gradients: Gradients,
         room: int,
-        of: Callable[..., tuple[Tensor, ...]] | None,
+        of: int | Callable[..., tuple[Tensor, ...]] | None,
     ) -> None:
         self.formula, self.name, self.dtypes, self.gradients, self.room = formula, name, dtypes, gradients, room
         self.failure: str | None = None  # why the kernel was given up
@@ -149,7 +149,8 @@ class Operator(Generic[P, R]):
 
     def why_not(self, *args: Any, **kwargs: Any) -> str | None:
         """Why the formula is taken for these arguments; None where the kernel is."""
-        tensors = self._of(*args, **kwargs) if self._of else [x for x in args if isinstance(x, Tensor)]
+        of = self._of
+        tensors = of(*args, **kwargs) if callable(of) else [x for x in args[:of] if isinstance(x, Tensor)]
         for x in tensors:
             if not x.is_cuda and not _interpreting:
                 return "not on a GPU"
@@ -205,12 +206,13 @@ def operator(
     dtypes: tuple[torch.dtype, ...] = HALF,
     gradients: Gradients = "any",
     room: int = 0,
-    of: Callable[..., tuple[Tensor, ...]] | None = None,
+    of: int | Callable[..., tuple[Tensor, ...]] | None = None,
 ) -> Callable[[Callable[P, R]], Operator[P, R]]:
     """Makes an operator of a formula.
 
-    dtypes: of the tensors, which are `of` the arguments (all that are tensors). gradients: "none" is for inference
-    only, "needed" only where one is asked for. room: bytes of shared memory that the kernel was cut for.
+    dtypes: of the tensors, which are `of` the arguments (those that are tensors; of the first so many, if it is a
+    number). gradients: "none" is for inference only, "needed" only where one is asked for. room: bytes of shared memory
+    that the kernel was cut for.
     """
 
     def register(formula: Callable[P, R]) -> Operator[P, R]:

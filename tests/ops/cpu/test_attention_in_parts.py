@@ -14,6 +14,12 @@ from tests.conftest import relative_error
 pytestmark = pytest.mark.skipif(why_not_on_a_cpu("onednn") is not None, reason="needs torch with oneDNN")
 
 
+def attended(*tensors):
+    """By the formula; the last tensors are the norm's."""
+    *given, weight, shift = (x.double() for x in tensors)
+    return pixels_attend_tokens(*given, Norm(weight, shift, 1e-5))
+
+
 @pytest.mark.parametrize("numbers", [1, 40, 10**6])
 @torch.no_grad()
 def test_in_half_precision(monkeypatch, numbers):
@@ -28,7 +34,7 @@ def test_in_half_precision(monkeypatch, numbers):
     images = attention_in_parts.split(pixels.clone())
     written, read = attention_in_parts.write_and_read(images, writing, queries, projection)
     cosines = attention_in_parts.best_cosines(written, prototypes, 7.0)
-    truth = pixels_attend_tokens(*(x.double() for x in (pixels, keys, added, values, bias, weight, shift)), 1e-5)
+    truth = attended(pixels, keys, added, values, bias, weight, shift)
     found = torch.stack([torch.cat(list(parts)) for parts in written])
     assert found.dtype == read.dtype == torch.bfloat16 and cosines.dtype == torch.float32
     assert relative_error(found, truth) < 1e-2
@@ -54,8 +60,7 @@ def test_reading_writing_and_matching(monkeypatch, numbers, scale):
     written, read = attention_in_parts.write_and_read(
         images, Writing(keys, added, values, bias, norm), later, projection
     )
-    wide = (x.double() for x in (pixels, keys, added, values, bias, weight, shift))
-    truth = pixels_attend_tokens(*wide, 1e-5)
+    truth = attended(pixels, keys, added, values, bias, weight, shift)
     found = torch.stack([torch.cat(list(parts)) for parts in written])
     assert relative_error(found, truth) < 1e-5
     assert relative_error(read, read_pixels(later.double(), truth, projection.double())) < 1e-5
@@ -70,8 +75,7 @@ def test_parts_of_different_lengths():
     pixels = torch.randn(2, 48, 8)
     keys, values, queries = torch.randn(3, 2, 3, 2, 8)
     added, (bias, weight, shift), projection = torch.randn(2, 3, 2), torch.randn(3, 8), torch.randn(2, 5, 8)
-    wide = (x.double() for x in (pixels, keys, added, values, bias, weight, shift))
-    truth = pixels_attend_tokens(*wide, 1e-5)
+    truth = attended(pixels, keys, added, values, bias, weight, shift)
     writing = Writing(keys, added, values, bias, Norm(weight, shift, 1e-5))
     parts = [image.split(32) for image in pixels]
     written, read = attention_in_parts.write_and_read(parts, writing, queries, projection)

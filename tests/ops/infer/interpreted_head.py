@@ -24,6 +24,12 @@ def agree(kernel, formula, tensors, *rest):
     assert relative_error(found, truth) < BOUNDS[tensors[0].dtype]
 
 
+def agree_attending(tensors):
+    """Of pixels that attend tokens; the last tensors are the norm's."""
+    functions = (attend_kernels.pixels_attend_tokens, pixel_attention.pixels_attend_tokens)
+    agree(*(lambda *x, f=f: f(*x[:5], Norm(*x[5:], 1e-5)) for f in functions), tensors)
+
+
 def drawn(dtype, *shape):
     return torch.randn(*shape).to(dtype)
 
@@ -141,7 +147,7 @@ def test_pixels_attend_tokens(batch, tokens, heads, width, length, dtype):
     pixels = torch.randn(batch, length, width).to(dtype)
     bias, weight, shift = torch.randn(3, width).to(dtype)
     tensors = (pixels, keys, added, values, bias, weight, shift)
-    agree(attend_kernels.pixels_attend_tokens, pixel_attention.pixels_attend_tokens, tensors, 1e-5)
+    agree_attending(tensors)
 
 
 def test_attention_with_scores_far_apart():
@@ -151,7 +157,7 @@ def test_attention_with_scores_far_apart():
     keys, added, values = 100 * torch.randn(1, 4, 2, 16), 500 * torch.randn(1, 4, 2), torch.randn(1, 4, 2, 16)
     norm = (torch.randn(16), torch.randn(16), torch.randn(16))
     tensors = (pixels, keys, added, values, *norm)
-    agree(attend_kernels.pixels_attend_tokens, pixel_attention.pixels_attend_tokens, tensors, 1e-5)
+    agree_attending(tensors)
 
 
 @pytest.mark.parametrize("dtype", PRODUCTS, ids=str)

@@ -2,6 +2,7 @@
 
 import torch
 
+from crispseg.ops.common.norm import Norm
 from crispseg.ops.infer.pixel_attention import pixels_attend_tokens, read_pixels
 from crispseg.ops.maps.resizing import resize_add
 
@@ -28,7 +29,7 @@ def test_read_pixels():
 def test_pixels_attend_tokens():
     pixels, keys, values, added = draw(2, 7, 6), draw(2, 3, 2, 6), draw(2, 3, 2, 6), draw(2, 3, 2)
     bias, weight, shift = draw(3, 6)
-    found = pixels_attend_tokens(pixels, keys, added, values, bias, weight, shift, 1e-3)
+    found = pixels_attend_tokens(pixels, keys, added, values, bias, Norm(weight, shift, 1e-3))
     for b in range(2):
         for i in range(7):
             x = pixels[b, i]
@@ -41,8 +42,8 @@ def test_pixels_attend_tokens():
 
 def test_large_scores_stay_finite():
     pixels, keys, values = 1e3 * torch.randn(1, 5, 6), 1e3 * torch.randn(1, 3, 2, 6), torch.randn(1, 3, 2, 6)
-    norm = torch.zeros(6), torch.ones(6), torch.zeros(6)
-    written = pixels_attend_tokens(pixels, keys, torch.zeros(1, 3, 2), values, *norm, 1e-5)
+    norm = Norm(torch.ones(6), torch.zeros(6), 1e-5)
+    written = pixels_attend_tokens(pixels, keys, torch.zeros(1, 3, 2), values, torch.zeros(6), norm)
     assert written.isfinite().all()
     assert read_pixels(keys, pixels, torch.randn(2, 3, 6)).isfinite().all()
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from crispseg.ops.common.norm import Norm
 from crispseg.ops.maps import convolution_kernels as convolutions
 from crispseg.ops.maps import normalize_kernels as norms
 from crispseg.ops.maps import resizing_kernels as resizes
@@ -118,7 +119,7 @@ def test_norm_relu_add(fine, coarse, channels, count, dtype):
         return (normalised(x, gain, shift, 1e-5) @ weight + bias).clamp(min=0) + resized(coarser, fine)
 
     agree(
-        lambda x, gain, shift, *rest: norms.norm_relu_add(x, gain, shift, 1e-5, *rest, tiles=AddTiles(32, 64, 4)),
+        lambda x, gain, shift, *rest: norms.norm_relu_add(x, Norm(gain, shift, 1e-5), *rest, AddTiles(32, 64, 4)),
         formula,
         (x, *norm, weight, bias, coarser),
     )

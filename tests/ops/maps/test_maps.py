@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from crispseg.ops.common.norm import Norm
 from crispseg.ops.maps.convolution import convolve, convolve_image, halve_and_mix
 from crispseg.ops.maps.normalize import layer_norm, norm_relu_add
 from crispseg.ops.maps.resizing import add_resized, plain_gradients, upsample
@@ -102,7 +103,7 @@ def test_norm_relu_add(size, coarse):
         draw(2, *coarse, 5),
     )
     truth = (normalised(x, gain, shift, 1e-3) @ weight + bias).clamp(min=0) + resized(coarser, size)
-    torch.testing.assert_close(norm_relu_add(x, gain, shift, 1e-3, weight, bias, coarser), truth)
+    torch.testing.assert_close(norm_relu_add(x, Norm(gain, shift, 1e-3), weight, bias, coarser), truth)
 
 
 @given(SIZES, SIZES)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from crispseg.ops.common.norm import Norm
 from crispseg.ops.maps import convolution, normalize, resizing
 from tests.conftest import relative_error
 from tests.ops.maps.test_maps import normalised, resized, windows
@@ -119,7 +120,7 @@ def test_norm_relu_add(fine, coarse, channels, count, scale, dtype):
         return (normalised(x, gain, shift, 1e-5) @ weight + bias).clamp(min=0) + resized(coarser, fine)
 
     agree(
-        lambda x, gain, shift, *rest: normalize.norm_relu_add(x, gain, shift, 1e-5, *rest),
+        lambda x, gain, shift, *rest: normalize.norm_relu_add(x, Norm(gain, shift, 1e-5), *rest),
         formula,
         (x, *norm, weight, bias, draw(2, *coarse, count, dtype=dtype)),
     )

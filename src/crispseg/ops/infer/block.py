@@ -53,11 +53,7 @@ class MLP(NamedTuple):
     fc2_bias: Tensor
 
 
-def _the_map(x: Tensor, *rest: Any) -> tuple[Tensor]:
-    return (x,)
-
-
-@operator("conv_norm", dtypes=FLOATS, gradients="none", of=_the_map)
+@operator("conv_norm", dtypes=FLOATS, gradients="none", of=1)
 def conv_norm(x: Tensor, start: Start) -> tuple[Tensor, Tensor]:
     """y = x + conv(x) + bias, and its LayerNorm."""
     y = depthwise3x3(x, start.weight, start.bias, residual=True)
@@ -69,7 +65,7 @@ def _(x: Tensor, start: Start) -> str | None:
     return too_many(x.shape[-1], _LARGEST_NORM, "channels") or too_many(x.numel(), _LARGEST_MAP, "numbers in the map")
 
 
-@operator("conv_norm_project", gradients="none", room=DATA_CENTRE, of=_the_map)
+@operator("conv_norm_project", gradients="none", room=DATA_CENTRE, of=1)
 def conv_norm_project(x: Tensor, start: Start, matrix: Tensor) -> tuple[Tensor, Tensor]:
     """y, and LayerNorm(y) @ matrix: (B, H, W, C) and (B, H, W, out).
 
@@ -84,7 +80,7 @@ def _(x: Tensor, *rest: Any) -> str | None:
     return None if x.shape[-1] in _FEW and _many(x) else _SLOWER
 
 
-@operator("conv_norm_mlp", gradients="none", room=DATA_CENTRE, of=_the_map)
+@operator("conv_norm_mlp", gradients="none", room=DATA_CENTRE, of=1)
 def conv_norm_mlp(x: Tensor, start: Start, mlp: MLP) -> Tensor:
     """y + gelu(LayerNorm(y) @ fc1 + fc1_bias) @ fc2 + fc2_bias."""
     y, normed = start(x)

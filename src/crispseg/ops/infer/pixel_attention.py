@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
+from crispseg.ops.common.norm import Norm
 from crispseg.ops.common.precision import widened
 from crispseg.ops.dispatch import A100, operator, too_many
 
@@ -31,16 +31,9 @@ def _(queries: Tensor, pixels: Tensor, projection: Tensor) -> str | None:
 
 @operator("pixels_attend_tokens", gradients="none", room=A100)
 def pixels_attend_tokens(
-    pixels: Tensor,
-    keys: Tensor,
-    added: Tensor,
-    values: Tensor,
-    bias: Tensor,
-    norm_weight: Tensor,
-    norm_bias: Tensor,
-    eps: float,
+    pixels: Tensor, keys: Tensor, added: Tensor, values: Tensor, bias: Tensor, norm: Norm
 ) -> Tensor:
-    """LayerNorm(x + bias + sum over heads and tokens of a softmax over tokens times values), for each pixel x.
+    """norm(x + bias + sum over heads and tokens of a softmax over tokens times values), for each pixel x.
 
     pixels (B, L, D); keys and values (B, T, heads, D); added to the scores (B, T, heads). Scores are x . keys + added.
     """
@@ -50,8 +43,7 @@ def pixels_attend_tokens(
     scores = widened(scores).unflatten(1, added.shape[1:])
     weights = (scores - scores.amax(1, keepdim=True)).exp()
     weights = (weights / weights.sum(1, keepdim=True)).flatten(1, 2).to(pixels.dtype)
-    result = (pixels + bias).baddbmm_(weights.transpose(1, 2), values.flatten(1, 2))
-    return functional.layer_norm(result, norm_weight.shape, norm_weight, norm_bias, eps)
+    return norm((pixels + bias).baddbmm_(weights.transpose(1, 2), values.flatten(1, 2)))
 
 
 @pixels_attend_tokens.unless

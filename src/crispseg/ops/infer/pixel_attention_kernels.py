@@ -10,6 +10,7 @@ from torch import Tensor
 
 from crispseg.ops.common.dependent_launch import after_the_kernel_before, launch_options
 from crispseg.ops.common.hardware import padded
+from crispseg.ops.common.norm import Norm
 from crispseg.ops.common.tokens_and_pixels import LOG2_E, AttentionTiles, grouped, inside, normalised
 from crispseg.ops.infer import pixel_attention
 
@@ -186,14 +187,7 @@ def _write_kernel(
 
 @pixel_attention.pixels_attend_tokens.kernel
 def pixels_attend_tokens(
-    pixels: Tensor,
-    keys: Tensor,
-    added: Tensor,
-    values: Tensor,
-    bias: Tensor,
-    norm_weight: Tensor,
-    norm_bias: Tensor,
-    eps: float,
+    pixels: Tensor, keys: Tensor, added: Tensor, values: Tensor, bias: Tensor, norm: Norm
 ) -> Tensor:
     batch, length, width = pixels.shape
     tokens, heads = keys.shape[1:3]
@@ -205,7 +199,7 @@ def pixels_attend_tokens(
     groups = triton.cdiv(heads, group)
     span, splits, fixed = (WRITE if groups == 1 else WRITE_MORE).cut(pixels)
     _write_kernel[(splits, batch)](
-        pixels, keys, added, values, bias, norm_weight, norm_bias, out, length, tokens, heads, span, eps,
+        pixels, keys, added, values, bias, norm.weight, norm.bias, out, length, tokens, heads, span, norm.eps,
         keys.stride(0), keys.stride(1), keys.stride(2), added.stride(0), added.stride(1),
         values.stride(0), values.stride(1), values.stride(2),
         WIDTH=width, PADDED=padded(width), TOKENS=held, GROUP=group, GROUPS=groups,

@@ -68,10 +68,6 @@ class OwnAttention(NamedTuple):
         return functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 
 
-def _both(tokens: Tensor, read: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    return tokens, read
-
-
 def _too_large(tokens: Tensor, *rest: Any) -> str | None:
     return too_many(tokens.shape[-1], MOST_CHANNELS, "channels") or too_many(tokens.shape[-2], MOST_TOKENS, "tokens")
 
@@ -80,7 +76,7 @@ def _too_wide(own: OwnAttention | None) -> str | None:
     return None if own is None else too_many(own.weight.shape[1], 128 * own.heads, "channels of these heads")
 
 
-@operator("join_perceptron", gradients="none", room=ANY_GPU, of=_both)
+@operator("join_perceptron", gradients="none", room=ANY_GPU, of=2)
 def join_perceptron(tokens: Tensor, read: Tensor, join: Join, perceptron: Perceptron) -> Tensor:
     """With t = join(tokens, read): parts (P, B, T, D), whose sum over P is t + perceptron(t)."""
     t = join(tokens, read)
@@ -106,14 +102,14 @@ def attend_own(tokens: Tensor, own: OwnAttention) -> Tensor:
     return own(tokens)
 
 
-@operator("join_vectors", gradients="none", room=ANY_GPU, of=_both)
+@operator("join_vectors", gradients="none", room=ANY_GPU, of=2)
 def join_vectors(tokens: Tensor, read: Tensor, join: Join, vectors: Vectors) -> tuple[Tensor, Tensor]:
     """t = join(tokens, read) and its vectors (B, T, G, D)."""
     t = join(tokens, read)
     return t, vectors(t)[0]
 
 
-@operator("join_grouped", gradients="none", room=ANY_GPU, of=_both)
+@operator("join_grouped", gradients="none", room=ANY_GPU, of=2)
 def join_grouped(tokens: Tensor, read: Tensor, join: Join, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
     """`grouped_product` of join(tokens, read)."""
     return grouped_product(join(tokens, read), weight, bias, relu)

@@ -7,7 +7,7 @@ side. Kernels compute in float32 and return x's dtype; weights may be of another
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -25,10 +25,6 @@ _ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def _the_map(x: Tensor, *rest: Any, **options: Any) -> tuple[Tensor]:
-    return (x,)
-
-
 def check(activation: str, stride: int, residual: bool) -> None:
     if activation not in _ACTIVATIONS:
         raise unknown("activation", activation, _ACTIVATIONS)
@@ -36,7 +32,7 @@ def check(activation: str, stride: int, residual: bool) -> None:
         raise UserError(f"a depthwise convolution has stride 1, or 2 without residual; got {stride}, {residual=}")
 
 
-@operator("depthwise3x3", dtypes=FLOATS, of=_the_map)
+@operator("depthwise3x3", dtypes=FLOATS, of=1)
 def depthwise3x3(
     x: Tensor,
     weight: Tensor,

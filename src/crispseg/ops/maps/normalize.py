@@ -8,6 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional
 
+from crispseg.ops.common.norm import Norm
 from crispseg.ops.dispatch import ANY_GPU, FLOATS, operator, too_many
 from crispseg.ops.maps.resizing import resize_add
 
@@ -27,21 +28,12 @@ def _(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> str | None:
 
 
 @operator("norm_relu_add", gradients="none", room=ANY_GPU)
-def norm_relu_add(
-    x: Tensor,
-    norm_weight: Tensor,
-    norm_bias: Tensor,
-    eps: float,
-    weight: Tensor,
-    bias: Tensor,
-    coarser: Tensor,
-) -> Tensor:
-    """relu(LayerNorm(x) @ weight + bias) + coarser resized, pixel centres kept: one step of a top-down pyramid.
+def norm_relu_add(x: Tensor, norm: Norm, weight: Tensor, bias: Tensor, coarser: Tensor) -> Tensor:
+    """relu(norm(x) @ weight + bias) + coarser resized, pixel centres kept: one step of a top-down pyramid.
 
     x (B, H, W, C), weight (C, out), coarser (B, h, w, out). The kernel stores neither the norm nor the product.
     """
-    normed = functional.layer_norm(x, norm_weight.shape, norm_weight, norm_bias, eps)
-    return resize_add(functional.linear(normed, weight.t(), bias).relu_(), coarser)
+    return resize_add(functional.linear(norm(x), weight.t(), bias).relu_(), coarser)
 
 
 @norm_relu_add.unless

@@ -24,6 +24,7 @@ from crispseg.ops.common.column_sums import add_column_parts
 from crispseg.ops.common.custom import custom_op, differentiable, gradients_of_first
 from crispseg.ops.common.dependent_launch import after_the_kernel_before, launch_options
 from crispseg.ops.common.hardware import multiprocessors, padded
+from crispseg.ops.common.norm import Norm
 from crispseg.ops.common.rounding import multiply, widened
 from crispseg.ops.maps import normalize
 from crispseg.ops.maps.resizing_kernels import between
@@ -282,14 +283,7 @@ def _norm_relu_add_kernel(
 
 @normalize.norm_relu_add.kernel
 def norm_relu_add(
-    x: Tensor,
-    norm_weight: Tensor,
-    norm_bias: Tensor,
-    eps: float,
-    weight: Tensor,
-    bias: Tensor,
-    coarser: Tensor,
-    tiles: AddTiles | None = None,
+    x: Tensor, norm: Norm, weight: Tensor, bias: Tensor, coarser: Tensor, tiles: AddTiles | None = None
 ) -> Tensor:
     x, coarser, weight = x.contiguous(), coarser.contiguous(), weight.t().contiguous()
     batch, height, width, channels = x.shape
@@ -299,8 +293,8 @@ def norm_relu_add(
     tiles = tiles or add_tiles_for(batch * height * width, channels)
     block = min(tiles.channels, padded(count))
     _norm_relu_add_kernel[(triton.cdiv(height * width, tiles.pixels) * triton.cdiv(count, block), batch)](
-        x, norm_weight, norm_bias, weight, bias, coarser, out, height, width, coarse_h, coarse_w, coarse_h / height,
-        coarse_w / width, eps, WIDTH=channels, OUT=count, PLACES=tiles.pixels,
+        x, norm.weight, norm.bias, weight, bias, coarser, out, height, width, coarse_h, coarse_w, coarse_h / height,
+        coarse_w / width, norm.eps, WIDTH=channels, OUT=count, PLACES=tiles.pixels,
         COLUMNS=padded(channels), N=block, num_warps=tiles.warps, **launch_options(x.device),
     )  # fmt: skip
     return out

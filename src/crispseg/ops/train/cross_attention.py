@@ -23,7 +23,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, heads: int) -> Tensor:
 
 
 # Not float16, which the weights of single pixels are too small for.
-@operator("cross_attention", dtypes=(torch.bfloat16,), of=lambda q, *rest: (q,))
+@operator("cross_attention", dtypes=(torch.bfloat16,), of=1)
 def cross_attention(q: Tensor, kv: Tensor, heads: int) -> Tensor:
     """`attention` with keys and values side by side: kv (B, S, 2 x inner)."""
     k, v = kv.chunk(2, dim=-1)

@@ -16,7 +16,7 @@ from crispseg.ops.dispatch import FLOATS, operator, too_many
 _MOST_CLASSES = 256
 
 
-@operator("cross_entropy", dtypes=FLOATS, of=lambda logits, *rest, **options: (logits,))
+@operator("cross_entropy", dtypes=FLOATS, of=1)
 def summed_cross_entropy(logits: Tensor, target: Tensor, ignored: int, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
     """Label-smoothed cross-entropy of logits (B, C, H, W) with labels (B, H, W): its sum, in float32, over pixels whose
     label is not the ignored one, and how many these are."""

@@ -10,7 +10,7 @@ from crispseg.ops.dispatch import operator
 _MOST_SAMPLES = 65535  # that a launch can number
 
 
-@operator("add_kept", of=lambda x, branch, *rest: (x, branch))
+@operator("add_kept", of=2)
 def add_kept(x: Tensor, branch: Tensor, drawn: Tensor, rate: float) -> Tensor:
     """x + branch / (1 - rate) for samples whose number in `drawn` (B,) is at least `rate`, x for the others."""
     return torch.addcmul(x, branch, kept_scale(x, drawn, rate))

@@ -13,7 +13,7 @@ from crispseg.ops.maps.depthwise import depthwise3x3
 from crispseg.ops.nc_ssd.spec import Gates, Rule
 
 
-@operator("convolve_mix_gate", dtypes=FLOATS, of=lambda projected, *rest: (projected,))
+@operator("convolve_mix_gate", dtypes=FLOATS, of=1)
 def convolve_mix_gate(
     projected: Tensor,
     conv_weight: Tensor,

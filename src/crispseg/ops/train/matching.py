@@ -27,14 +27,14 @@ def match(descriptors: Tensor, prototypes: Tensor) -> Tensor:
 
 
 # Not in float16, which gradients of single pixels are too small for.
-@operator("best_match", dtypes=(torch.bfloat16,), of=lambda descriptors, prototypes: (descriptors,))
+@operator("best_match", dtypes=(torch.bfloat16,), of=1)
 def best_match(descriptors: Tensor, prototypes: Tensor) -> tuple[Tensor, Tensor]:
     """The largest of `match` for each class, and the index of its prototype: (B, classes, h, w) each."""
     best, winners = match(descriptors, prototypes).max(2)
     return best, winners
 
 
-@operator("soft_match", dtypes=(torch.bfloat16,), of=lambda descriptors, *rest: (descriptors,))
+@operator("soft_match", dtypes=(torch.bfloat16,), of=1)
 def soft_match(descriptors: Tensor, prototypes: Tensor, sharpness: Tensor) -> Tensor:
     """A smooth maximum of `match` for each class, log(sum_k exp(b c_k)) / b, whose sharpness b is a number in float32,
     more than 0: (B, classes, h, w)."""

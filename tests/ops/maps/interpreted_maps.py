@@ -7,7 +7,7 @@ from crispseg.ops.common.norm import Norm
 from crispseg.ops.maps import convolution_kernels as convolutions
 from crispseg.ops.maps import normalize_kernels as norms
 from crispseg.ops.maps import resizing_kernels as resizes
-from crispseg.ops.maps.convolution_kernels import ConvolutionTiles, ImageTiles, MixTiles
+from crispseg.ops.maps.convolution_kernels import ConvolutionTiles, MixTiles
 from crispseg.ops.maps.normalize_kernels import AddTiles
 from tests.conftest import relative_error
 from tests.ops.maps.test_maps import normalised, resized, windows
@@ -79,7 +79,7 @@ def test_convolve_image(bands, layout, dtype):
     image = torch.randn(2, bands, 11, 17).to(memory_format=layout)
     weight, bias = draw(12, bands, 3, 3, dtype=dtype), draw(12, dtype=dtype)
     truth = windows(image.to(dtype).double().permute(0, 2, 3, 1), weight.double(), bias.double(), 2).clamp(min=0)
-    found = convolutions.convolve_image(image, weight, bias, ImageTiles(32, 4))
+    found = convolutions.convolve_image(image, weight, bias, 32)
     assert found.dtype == dtype
     assert relative_error(found, truth) < BOUNDS[dtype]
 

@@ -45,14 +45,6 @@ class MixTiles(NamedTuple):
     stages: int
 
 
-class ImageTiles(NamedTuple):
-    pixels: int
-    warps: int
-
-
-IMAGE = ImageTiles(128, 4)
-
-
 def tiles_for(pixels: int, count: int) -> ConvolutionTiles:
     """By the pixels of all maps and the channels of the result."""
     if count > 32:
@@ -310,16 +302,17 @@ def _image_kernel(
 
 
 @convolution.convolve_image.kernel
-def convolve_image(image: Tensor, weight: Tensor, bias: Tensor, tiles: ImageTiles = IMAGE) -> Tensor:
+def convolve_image(image: Tensor, weight: Tensor, bias: Tensor, places: int = 128) -> Tensor:
+    """Each program makes so many pixels."""
     weight = weight.contiguous(memory_format=torch.channels_last)
     batch, bands, height, width = image.shape
     count = weight.shape[0]
     out_height, out_width = triton.cdiv(height, 2), triton.cdiv(width, 2)
     out = weight.new_empty(batch, out_height, out_width, count)
     pixels = out_height * out_width
-    _image_kernel[(triton.cdiv(pixels, tiles.pixels), batch)](
+    _image_kernel[(triton.cdiv(pixels, places), batch)](
         image, weight, bias, out, height, width, out_width, pixels, *image.stride(), BANDS=bands, OUT=count,
-        PLACES=tiles.pixels, K=min(32, padded(9 * bands)), N=padded(count), num_warps=tiles.warps,
+        PLACES=places, K=min(32, padded(9 * bands)), N=padded(count), num_warps=4,
     )  # fmt: skip
     return out
 

@@ -116,6 +116,12 @@ def state_dtype(product: str) -> torch.dtype:
     return torch.bfloat16 if product == "half" else torch.float32
 
 
+def empty_sums(like: Tensor, batch: int, state: int, inner: int, normalized: bool) -> tuple[Tensor, ...]:
+    """Room for kv, k, q and mu of `States`."""
+    shapes = (batch, state, inner), (batch, state if normalized else 0), (batch, state), (batch, inner)
+    return tuple(like.new_empty(shape, dtype=torch.float32) for shape in shapes)
+
+
 def sum_states(
     v: Tensor,
     b: Tensor,
@@ -147,15 +153,15 @@ def sum_states(
     parts = parts if use_queries else 0
     state_size = state * sizes.inner
     slices = triton.cdiv(state_size, kernels.SLICE.value)
-    kv, k = empty(batch, state, sizes.inner), empty(batch, state if normalized else 0)
-    q_parts, q = empty(batch, parts, state), empty(batch, state)
+    kv, k, q, mu = empty_sums(v, batch, state, sizes.inner, normalized)
+    q_parts = empty(batch, parts, state)
     kernels.query_and_reduce[(parts + slices, batch)](
         c, kv_parts, k_parts, kv, k, q_parts, tokens, chunk, splits, parts, normaliser_floor(c.dtype), *c.stride(),
         N=state, NP=padded(state), STATE=state_size, NORMALIZED=normalized, **tiling.launch(v.device),
     )  # fmt: skip
 
     v_sum = v.sum(1, dtype=torch.float32) if rule.skip == "before" and gates.use_mean else None
-    mu, affine = empty(batch, sizes.inner), empty(batch, 3, sizes.inner)
+    affine = empty(batch, 3, sizes.inner)
     read = torch.empty_like(kv, dtype=state_dtype(product))
     kernels.calibrate[(heads, triton.cdiv(sizes.width, _CALIBRATED), batch)](
         kv, k, q_parts, d, gates.omega, gates.s, gates.t, v_sum, read, affine, q, mu, tokens, parts,

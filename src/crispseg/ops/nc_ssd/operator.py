@@ -26,7 +26,7 @@ from crispseg.errors import UserError
 from crispseg.ops.common.custom import custom_op, differentiable, gradients_of_first
 from crispseg.ops.nc_ssd import formula
 from crispseg.ops.nc_ssd.backward import Problem, gradients
-from crispseg.ops.nc_ssd.launch import DTYPES, LARGEST_HEAD, LARGEST_STATE, read_out, sum_states, takes
+from crispseg.ops.nc_ssd.launch import DTYPES, LARGEST_HEAD, LARGEST_STATE, empty_sums, read_out, sum_states, takes
 from crispseg.ops.nc_ssd.spec import Gates, Rule
 
 _INPUTS = (
@@ -58,15 +58,10 @@ def ncssd(v: Tensor, b: Tensor, c: Tensor, rho: Tensor, d: Tensor, gates: Gates,
     return _forward(v, b, c, rho, d, *gates, *rule.flags)[0]
 
 
-def _sums(v: Tensor, b: Tensor, c: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _sums(v: Tensor, b: Tensor, c: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     batch, _, heads, width = v.shape
-    state, normalized = b.shape[-1], rest[-2]
-
-    def empty(*shape: int) -> Tensor:
-        return v.new_empty(shape, dtype=torch.float32)
-
-    sums = empty(batch, state, heads * width), empty(batch, state if normalized else 0), empty(batch, state)
-    return empty(*v.shape), *sums, empty(batch, heads * width)
+    sums = empty_sums(v, batch, b.shape[-1], heads * width, normalized=rest[-2])
+    return v.new_empty(v.shape, dtype=torch.float32), *sums
 
 
 @custom_op("ncssd", like=_sums, schema=f"({_INPUTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)")

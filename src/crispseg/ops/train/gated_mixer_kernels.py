@@ -26,7 +26,7 @@ from crispseg.ops.maps.normalize_kernels import Rows, places_of
 from crispseg.ops.nc_ssd import kernels as ncssd_kernels
 from crispseg.ops.nc_ssd.backward import Problem
 from crispseg.ops.nc_ssd.backward import gradients as mixing_gradients
-from crispseg.ops.nc_ssd.launch import DTYPES, LARGEST_HEAD, read_out, sum_states, takes
+from crispseg.ops.nc_ssd.launch import DTYPES, LARGEST_HEAD, empty_sums, read_out, sum_states, takes
 from crispseg.ops.nc_ssd.spec import Gates, Rule
 from crispseg.ops.train.gated_mixer import convolve_mix_gate
 
@@ -99,18 +99,12 @@ def _(*arguments: Any) -> Tensor:
 
 
 def _like_all(*inputs: Any) -> tuple[Tensor, ...]:
-    projected, conv_weight, norm_weight, normalized = inputs[0], inputs[1], inputs[10], inputs[-2]
-    batch, *size, _ = projected.shape
-    inner, mixed = norm_weight.shape[0], conv_weight.shape[0]
-    state = (mixed - inner) // 2
-
-    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return projected.new_empty(shape, dtype=dtype)
-
-    y = empty(batch, *size, inner)
-    sums = empty(batch, state, inner), empty(batch, state if normalized else 0), empty(batch, state)
-    out, xbc = (empty(batch, *size, width, dtype=projected.dtype) for width in (inner, mixed))
-    return out, xbc, y, *sums, empty(batch, inner)
+    given = Given.of(*inputs)
+    batch, *size, _ = given.projected.shape
+    inner, mixed = len(given.norm_weight), len(given.conv_weight)
+    out, xbc = (given.projected.new_empty(batch, *size, width) for width in (inner, mixed))
+    y = out.new_empty(out.shape, dtype=torch.float32)
+    return out, xbc, y, *empty_sums(out, batch, (mixed - inner) // 2, inner, given.normalized)
 
 
 @custom_op("convolve_mix_gate", like=_like_all, schema=f"({_INPUTS}) -> ({', '.join(['Tensor'] * (1 + _KEPT))})")

@@ -90,6 +90,17 @@ def test_descriptions_name_the_bands(tmp_path):
     np.testing.assert_array_equal(scene.source.read(Window(0, 0, 10, 10)).values, pixels[[3, 2, 1]])
 
 
+@pytest.mark.parametrize("said", ["Band 1", "Band_1", "layer-1", "Channel1"])
+def test_descriptions_that_only_count_the_bands_give_way_to_their_colours(tmp_path, said):
+    """A file of blue, green, red whose bands are described as Band 1 ... was shown to the model in that order."""
+    kinds = [ColorInterp.blue, ColorInterp.green, ColorInterp.red, ColorInterp.undefined]
+    counted = [said.replace("1", str(k)) for k in (1, 2, 3, 4)]
+    path = write_raster(tmp_path / "a.tif", random_pixels(4, 10, 10), colorinterp=kinds, descriptions=counted, **UTM)
+    model = StandIn().with_card(bands=("red", "green", "blue"))
+    assert open_scene(path, model, Reading()).bands == (3, 2, 1)
+    assert open_scene(path, model, Reading(bands=("green", counted[3], "1"))).bands == (2, 4, 1)
+
+
 def test_four_bands_with_alpha_and_palettes_suit_a_three_band_model(tmp_path):
     kinds = [ColorInterp.red, ColorInterp.green, ColorInterp.blue, ColorInterp.alpha]
     pixels = random_pixels(4, 10, 10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from crispseg.models.base import SegmentationModel
 
 ALPHA = "alpha"
 _NAMELESS = ("gray", "grey", "undefined", "palette")  # what GDAL calls bands of which it knows nothing
+_COUNTED = re.compile(r"(band|layer|channel)[ _-]?\d+", re.IGNORECASE)  # descriptions that tell no more than a number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,13 +37,15 @@ class BandChoice:
 
 
 def band_names(dataset: Any, colours: bool) -> list[str]:
-    """What each band is called: its description, else its colour; alpha is not a band to choose by default."""
+    """What each band is called: its description, unless that only counts the bands, else its colour; alpha is not a
+    band to choose by default."""
     if colours:
         return ["red", "green", "blue"]
     alpha = alpha_band(dataset)
+    described = zip(descriptions(dataset), dataset.colorinterp, strict=True)
     names = [
-        (description or colour.name).lower()
-        for description, colour in zip(descriptions(dataset), dataset.colorinterp, strict=True)
+        (colour.name if not said or (_COUNTED.fullmatch(said) and colour.name not in _NAMELESS) else said).lower()
+        for said, colour in described
     ]
     marked = marked_alpha(dataset)
     if marked:  # by its values it may be none

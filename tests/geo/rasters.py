@@ -46,6 +46,17 @@ def write_raster(path, pixels, *, mask=None, colormap=None, tags=None, descripti
     return str(path)
 
 
+def write_vrt(path, height, width, bands):
+    """`bands` are (type, file beside it, band of that file); without a reference system."""
+    texts = [
+        f'<VRTRasterBand dataType="{dtype}" band="{k}"><SimpleSource><SourceFilename relativeToVRT="1">{file}'
+        f"</SourceFilename><SourceBand>{band}</SourceBand></SimpleSource></VRTRasterBand>"
+        for k, (dtype, file, band) in enumerate(bands, 1)
+    ]
+    path.write_text(f'<VRTDataset rasterXSize="{width}" rasterYSize="{height}">{"".join(texts)}</VRTDataset>')
+    return str(path)
+
+
 def read_raster(path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NotGeoreferencedWarning)

@@ -12,7 +12,7 @@ from rasterio.enums import ColorInterp
 from crispseg.errors import UserError
 from crispseg.geo.reader import RasterSource, grid_of, open_raster
 from crispseg.raster.source import Window
-from tests.geo.rasters import UTM, random_pixels, write_raster
+from tests.geo.rasters import UTM, random_pixels, write_raster, write_vrt
 
 WHOLE = Window(0, 0, 40, 50)
 MEANS = (7.0, 8.0, 9.0)
@@ -125,13 +125,8 @@ def test_a_fourth_band_that_is_asked_for_is_no_mask(tmp_path):
 def test_a_vrt_is_read_like_a_file(tmp_path):
     pixels = random_pixels(3, 40, 50)
     write_raster(tmp_path / "a.tif", pixels, **UTM)
-    bands = "".join(
-        f'<VRTRasterBand dataType="Byte" band="{k}"><SimpleSource><SourceFilename relativeToVRT="1">a.tif'
-        f"</SourceFilename><SourceBand>{k}</SourceBand></SimpleSource></VRTRasterBand>"
-        for k in (1, 2, 3)
-    )
-    (tmp_path / "a.vrt").write_text(f'<VRTDataset rasterXSize="50" rasterYSize="40">{bands}</VRTDataset>')
-    source = RasterSource(str(tmp_path / "a.vrt"), (1, 2, 3), MEANS)
+    path = write_vrt(tmp_path / "a.vrt", 40, 50, [("Byte", "a.tif", k) for k in (1, 2, 3)])
+    source = RasterSource(path, (1, 2, 3), MEANS)
     np.testing.assert_array_equal(source.read(WHOLE).values, pixels)
     assert [name.rpartition("/")[2] for name in source.files] == ["a.vrt", "a.tif"]
 

@@ -13,7 +13,7 @@ from crispseg.geo.scenes import Reading, find_scenes, open_scene
 from crispseg.predict.batch import predict_scenes
 from crispseg.predict.scene import Request
 from crispseg.raster.source import Window
-from tests.geo.rasters import UTM, random_pixels, write_raster
+from tests.geo.rasters import UTM, random_pixels, write_raster, write_vrt
 from tests.predict.standins import StandIn
 
 
@@ -216,6 +216,20 @@ def test_sixteen_bits_for_an_eight_bit_model_are_refused(tmp_path):
     assert "does not suit the model" in open_scene(path, bytes_model(), Reading(any_values=True)).warnings[0]
     small = write_raster(tmp_path / "b.tif", random_pixels(3, 100, 100, np.uint16, high=255), **UTM)
     assert open_scene(small, bytes_model(), Reading()).warnings == ()
+
+
+def test_the_type_is_that_of_the_bands_that_are_read(tmp_path):
+    """A VRT may hold bands of several types: 12 bits behind a first band of bytes were mapped without a word."""
+    mask, deep = random_pixels(1, 20, 20, high=2), random_pixels(3, 20, 20, np.uint16, high=4096)
+    write_raster(tmp_path / "mask.tif", mask, **UTM)
+    write_raster(tmp_path / "deep.tif", deep, **UTM)
+    bands = [("Byte", "mask.tif", 1), *(("UInt16", "deep.tif", k) for k in (1, 2, 3))]
+    path = write_vrt(tmp_path / "a.vrt", 20, 20, bands)
+    with pytest.raises(UserError, match="it has uint16 pixels"):
+        open_scene(path, bytes_model(), Reading(bands=("2", "3", "4")))
+    pixels = open_scene(path, bytes_model(), Reading(bands=("1", "3", "4"), any_values=True)).source
+    assert pixels.dtype == "uint16"
+    np.testing.assert_array_equal(pixels.read(Window(0, 0, 20, 20)).values, np.stack([mask[0], deep[1], deep[2]]))
 
 
 def test_the_line_that_rectifies_can_be_pasted(tmp_path):

@@ -53,13 +53,13 @@ class RasterSource:
         with open_raster(path, drivers) as dataset:
             self.height, self.width = dataset.height, dataset.width
             self.grid = grid_of(dataset)
-            self.dtype = dataset.dtypes[0]
+            read = (1,) if expand_palette else bands
+            self.dtype = str(np.result_type(*(dataset.dtypes[band - 1] for band in read)))
             self.files = raster_files(dataset, path)
             alpha = alpha_band(dataset)
             self._alpha = 0 if alpha in bands or expand_palette else alpha  # a band asked for is a band, not a mask
             self._palette = palette(dataset) if expand_palette else None
             self._shared = dataset.block_shapes[0][1] == dataset.width
-            read = (1,) if expand_palette else bands
             self._masked = any(_has_mask(dataset.mask_flag_enums[band - 1]) for band in read)
 
     def read(self, window: Window) -> Pixels:
@@ -120,7 +120,7 @@ class RasterSource:
                 has_data &= index != self._nodata
             values = colours[[band - 1 for band in self.bands]]
             return values, np.broadcast_to(has_data, values.shape)
-        values = dataset.read(self.bands, window=where)
+        values = _read_bands(dataset, self.bands, where)
         has_data = dataset.read_masks(self.bands, window=where) > 0 if self._masked else None
         if self._nodata is not None:
             known = values != self._nodata
@@ -129,6 +129,13 @@ class RasterSource:
             opaque = np.broadcast_to(dataset.read(self._alpha, window=where) > 0, values.shape)
             has_data = opaque if has_data is None else has_data & opaque
         return values, has_data
+
+
+def _read_bands(dataset: Any, bands: tuple[int, ...], where: Any) -> NDArray[Any]:
+    """(bands, h, w); rasterio reads bands of different types only one by one."""
+    if len({dataset.dtypes[band - 1] for band in bands}) == 1:
+        return np.asarray(dataset.read(bands, window=where))
+    return np.stack([dataset.read(band, window=where) for band in bands])
 
 
 def open_raster(path: str, drivers: tuple[str, ...] = ()) -> Any:

@@ -255,6 +255,17 @@ def test_a_filler_that_the_file_does_not_name_is_told_and_can_be_named(tmp_path)
         Reading(nodata=float("nan"))
 
 
+def test_a_filler_of_a_palette_image_is_told_by_its_index(tmp_path):
+    """The line named the colour: --nodata 0 left out another colour or none, and the collar was mapped all the same."""
+    indices = random_pixels(1, 200, 200, high=5)
+    indices[:, :, :80] = 7
+    colours = {k: (40 * k, 90, 90, 255) for k in range(5)} | {7: (0, 0, 0, 255)}
+    path = write_raster(tmp_path / "a.tif", indices, colormap=colours, photometric="palette", **UTM)
+    assert "--nodata 7 leaves such pixels out" in open_scene(path, bytes_model(), Reading()).warnings[0]
+    scene = open_scene(path, bytes_model(), Reading(nodata=7.0))
+    assert scene.warnings == () and not scene.source.read(Window(0, 0, 200, 80)).present.any()
+
+
 def test_what_is_refused_for_its_filler_alone_says_so(tmp_path):
     pixels = random_pixels(3, 200, 200, np.uint16, high=255)
     pixels[:, :, :70] = 65535

@@ -140,7 +140,7 @@ def open_scene(path: str, model: SegmentationModel, reading: Reading) -> Scene:
     if not grid.crs and reading.require_crs:
         raise UserError(f"{path} has no coordinate reference system; assign one, or drop --require-crs")
     looked_at = [source.read(window) for window in values.some_windows(source.height, source.width)]
-    filler = values.tell_filler(path, looked_at)
+    filler = values.tell_filler(path, _as_in_the_file(source, looked_at, reading))
     warnings += _check_values(path, source, looked_at, filler, model, reading)
     grid, remarks = state_size(path, grid, reading.pixel_size)
     seen = at_scale(path, source, grid, model, reading.resolution)
@@ -148,6 +148,15 @@ def open_scene(path: str, model: SegmentationModel, reading: Reading) -> Scene:
     about_image = (*warnings, *remarks, *seen.remarks, *filler)
     about_place = _about_place(path, grid, model, reading)
     return Scene(path, seen.source, seen.grid, source.files, about_image, about_place, chosen.bands, told)
+
+
+def _as_in_the_file(source: RasterSource, looked_at: Sequence[Pixels], reading: Reading) -> Sequence[Pixels]:
+    """Of a palette image, the indices instead of the colours, as `--nodata` has them."""
+    if not source.expand_palette:
+        return looked_at
+    with contextlib.closing(RasterSource(source.path, (1,), (0.0,), drivers=reading.drivers)) as file:
+        windows = values.some_windows(source.height, source.width)
+        return [Pixels(file.read(window).values, seen.present) for window, seen in zip(windows, looked_at, strict=True)]
 
 
 def _about_place(path: str, grid: Grid, model: SegmentationModel, reading: Reading) -> tuple[str, ...]:

@@ -301,6 +301,27 @@ def test_a_fourth_band_of_shades_is_not_alpha(tmp_path):
     assert scene.warnings == () and not scene.source.read(Window(0, 0, 80, 30)).present.any()
 
 
+@pytest.mark.parametrize(("dtype", "full"), [("uint8", 1), ("uint8", 254), ("uint16", 4095), ("float32", 255.0)])
+def test_any_number_may_stand_for_opaque(tmp_path, dtype, full):
+    """Only the largest number of the type did: collars behind an alpha of 0 and 1 were mapped."""
+    pixels = random_pixels(4, 80, 80, high=255).astype(dtype)
+    pixels[3] = np.where(np.arange(80) < 30, 0, full)
+    assert not open_alpha(tmp_path, pixels).read(Window(0, 0, 80, 30)).present.any()
+
+
+def test_alpha_may_be_packed_with_losses(tmp_path):
+    pixels = random_pixels(4, 80, 80, high=255)
+    pixels[3] = np.where(np.arange(80) < 30, 0, np.random.default_rng(0).integers(248, 256, (80, 80)))
+    assert not open_alpha(tmp_path, pixels).read(Window(0, 0, 80, 30)).present.any()
+
+
+def open_alpha(folder, pixels):
+    kinds = [ColorInterp.red, ColorInterp.green, ColorInterp.blue, ColorInterp.alpha]
+    scene = open_scene(write_raster(folder / "a.tif", pixels, colorinterp=kinds, **UTM), bytes_model(), Reading())
+    assert scene.warnings == ()
+    return scene.source
+
+
 @pytest.mark.parametrize("kind", ["", "_confidence", "_boundaries", "_probabilities"])
 def test_a_map_of_ours_is_no_scene(tmp_path, kind):
     """The maps of an earlier run, in the folder of the scenes, were mapped as if they were images."""

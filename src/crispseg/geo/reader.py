@@ -24,6 +24,7 @@ from crispseg.reading import refuse_special
 
 _LARGEST_CACHE = 768 * 2**20
 _SHADES = 0.1  # the share of half-transparent pixels from which on alpha is not alpha
+_OPAQUE = 0.94  # of the largest alpha; compression that loses something leaves no more
 
 
 class RasterSource:
@@ -207,20 +208,19 @@ def alpha_band(dataset: Any) -> int:
     """The band that says where the image is opaque, from 1; 0 if there is none.
 
     Files of four bytes per pixel are often marked as having alpha when they have near infrared. Alpha is nearly
-    everywhere nothing or all; a band of shades is a band of the image.
+    everywhere nothing or all, whatever number stands for all; a band of shades is a band of the image.
     """
     band = marked_alpha(dataset)
     if not band:
         return 0
-    full = np.iinfo(dataset.dtypes[band - 1]).max if dataset.dtypes[band - 1] in ("uint8", "uint16") else 1
-    shades = seen = 0
+    seen = []
     for window in some_windows(dataset.height, dataset.width):
         where = ((window.top, window.top + window.height), (window.left, window.left + window.width))
         with explaining_damage(dataset.name, window):
-            values = dataset.read(band, window=where)
-        shades += int(((values > 0) & (values < full)).sum())
-        seen += values.size
-    return 0 if shades > _SHADES * seen else band
+            seen.append(dataset.read(band, window=where).ravel())
+    values = np.concatenate(seen)
+    shades = (values > 0) & (values < _OPAQUE * values.max())
+    return 0 if shades.mean() > _SHADES else band
 
 
 def marked_alpha(dataset: Any) -> int:

@@ -21,6 +21,8 @@ WIDE = ModelInfo(mean=(1200.0, 1100.0, 900.0), std=(400.0, 400.0, 300.0), dtype=
         (BYTES, "uint8", 0, 255, ""),
         (BYTES, "uint16", 0, 255, ""),  # 8 bits in a wide file
         (BYTES, "uint16", 100, 3000, "8-bit pixels"),
+        (BYTES, "int8", -128, 127, "8-bit pixels, 0 to 255"),  # bytes that are taken for signed ones
+        (BYTES, "float32", -25, 3, "8-bit pixels, 0 to 255"),  # decibels
         (BYTES, "float32", 0, 1, "trained on pixels around 90, 100, 110"),
         (BYTES, "float32", 0, 255, ""),
         (WIDE, "uint16", 100, 3000, ""),

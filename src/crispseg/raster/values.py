@@ -43,7 +43,7 @@ def unfit(info: ModelInfo, dtype: np.dtype[Any], sample: NDArray[Any]) -> str:
         return ""
     low, high = float(sample.min()), float(sample.max())
     has = f"it has {dtype} pixels from {low:g} to {high:g}"
-    if _eight_bit(info) and high > _BRIGHTEST:
+    if _eight_bit(info) and not 0 <= low <= high <= _BRIGHTEST:
         return f"{has}, and the model was trained on 8-bit pixels, 0 to 255"
     if dtype.kind == "f" and low >= -_SHARE and high <= _SHARE and min(info.mean) > 10:
         return f"{has}, and the model was trained on pixels around {_around(info)}"

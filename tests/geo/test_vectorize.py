@@ -6,6 +6,7 @@ import numpy as np
 import pyogrio
 import pytest
 import shapely
+from rasterio import Affine
 from rasterio.features import rasterize
 from rasterio.warp import transform
 
@@ -116,11 +117,41 @@ def test_mistakes_are_explained(crisp, classes, tmp_path):
         ((wrong, "-o", tmp_path / "map.gpkg"), "is no class map"),
         ((path, "-o", tmp_path / "map.gpkg", "--confidence", wrong), "do not belong together"),
         ((path, "-o", tmp_path / "map.gpkg", "--min-area", -1), "must not be negative"),
+        ((path, "-o", tmp_path / "map.gpkg", "--min-area", "inf"), "are finite numbers"),
+        ((path, "-o", tmp_path / "map.gpkg", "--simplify", "nan"), "are finite numbers"),
         ((tmp_path / "none.tif", "-o", tmp_path / "map.gpkg"), "there is no file"),
         ((path, "-o", tmp_path / "wrong.tif" / "map.gpkg"), "cannot write"),
     ]:
         status, _, err = crisp(*words)
         assert status == 1 and reason in err and "Traceback" not in err
+
+
+def test_what_is_no_confidence_of_the_map_is_refused(crisp, classes, tmp_path):
+    """Fractions, probabilities, class ids and the confidence of another place gave numbers that meant nothing."""
+    path = write_raster(tmp_path / "map.tif", classes, **UTM)
+    away = {**UTM, "transform": UTM["transform"] @ Affine.translation(3, 0)}
+    colours = {k: (k, k, k, 255) for k in range(3)}
+    for pixels, options, reason in [
+        ((classes / 254).astype(np.float32), UTM, "has numbers of float32"),
+        (np.stack([classes] * 3), UTM, "it has 3 bands, not one"),
+        (classes, {**UTM, "colormap": colours, "photometric": "palette"}, "its band is one of class ids"),
+        (classes, away, "lies elsewhere than"),
+    ]:
+        other = write_raster(tmp_path / "other.tif", pixels, **options)
+        status, _, err = crisp(path, "-o", tmp_path / "map.gpkg", "--confidence", other)
+        assert status == 1 and reason in err and not (tmp_path / "map.gpkg").exists()
+    assert crisp(path, "-o", tmp_path / "map.gpkg", "--confidence", write_raster(tmp_path / "c.tif", classes))[0] == 0
+
+
+def test_what_a_mask_hides_is_no_region(crisp, classes, tmp_path):
+    mask = np.full(classes.shape, 255, np.uint8)
+    mask[:200] = 0
+    path = write_raster(tmp_path / "map.tif", classes, mask=mask, **UTM)
+    assert crisp(path, "-o", tmp_path / "map.gpkg")[0] == 0
+    polygons, _ = read(tmp_path / "map.gpkg")
+    np.testing.assert_array_equal(
+        rasterize(polygons, classes.shape, transform=UTM["transform"]), (mask > 0) & (classes != 255)
+    )
 
 
 def test_what_ogr_says_is_heeded(tmp_path):

@@ -38,8 +38,8 @@ class PolygonChoice:
         ending = f".{self.to.lower().rpartition('.')[2]}"
         if ending not in ENDINGS:
             raise UserError(f"polygons are written to {', '.join(ENDINGS)}, not {self.to}")
-        if self.min_area < 0 or self.simplify < 0:
-            raise UserError("the minimum area and the simplification must not be negative")
+        if not (0 <= self.min_area < math.inf and 0 <= self.simplify < math.inf):
+            raise UserError("the minimum area and the simplification are finite numbers that must not be negative")
 
     def path(self, target: Path) -> Path:
         if self.to.lower().lstrip(".") in {ending[1:] for ending in ENDINGS}:

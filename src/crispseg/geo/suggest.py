@@ -25,7 +25,7 @@ from crispseg.geo.ogr import heeding_failures
 from crispseg.geo.reader import explaining_damage, grid_of, open_raster
 from crispseg.geo.regions import MapRows, find_regions
 from crispseg.geo.style import add_style_to_geopackage
-from crispseg.geo.vectorize import check_fit, read_style
+from crispseg.geo.vectorize import check_fit, read_classes, read_style
 from crispseg.geo.writer import NODATA, explaining_failure
 from crispseg.outputs import making, refuse_inputs, there
 from crispseg.raster.products import SURE
@@ -205,12 +205,11 @@ def _write_windows(path: Path, windows: Sequence[Chosen], grid: Grid) -> None:
 
 
 def _regions(dataset: Any, sure: Any, path: str, grid: Grid, window: Chosen) -> Iterator[Any]:
+    here = Window(window.top, window.left, window.height, window.width)
     where = ((window.top, window.top + window.height), (window.left, window.left + window.width))
-    with explaining_damage(path, Window(window.top, window.left, window.height, window.width)):
-        classes = dataset.read(1, window=where)
+    classes = read_classes(dataset, path, here)
+    with explaining_damage(path, here):
         sureness = None if sure is None else sure.read(1, window=where)
-    if dataset.nodata is not None:
-        classes[classes == dataset.nodata] = NODATA
     if sureness is not None and sureness.dtype != np.uint8:
         sureness = None
     yield from find_regions([MapRows(0, classes, sureness)], _shifted(grid, window), 0.0)

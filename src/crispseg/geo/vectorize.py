@@ -23,6 +23,7 @@ from crispseg.raster.source import Window
 from crispseg.reading import parse_json
 
 _ROWS = 512
+_APART = 0.5  # pixels between the corners of two maps of one place, at most
 
 
 def vectorize_map(
@@ -48,6 +49,8 @@ def vectorize_map(
         style = read_style(dataset)
         if confidence is not None:
             check_fit(class_map, confidence)
+            with open_raster(confidence) as sure:
+                _check_steps(sure, confidence)
         refuse_inputs([target], [*raster_files(dataset, class_map), *([confidence] if confidence is not None else [])])
 
         def bands() -> Iterator[MapRows]:
@@ -88,9 +91,7 @@ def _rows(class_map: str, confidence: str | None) -> Iterator[MapRows]:
         try:
             for top in range(0, dataset.height, _ROWS):
                 window = Window(top, 0, min(_ROWS, dataset.height - top), dataset.width)
-                classes = _read(dataset, class_map, window)
-                if dataset.nodata is not None:
-                    classes[classes == dataset.nodata] = NODATA
+                classes = read_classes(dataset, class_map, window)
                 sureness = None if sure is None or confidence is None else _read(sure, confidence, window)
                 yield from in_parts(MapRows(top, classes, sureness))
         finally:
@@ -98,10 +99,22 @@ def _rows(class_map: str, confidence: str | None) -> Iterator[MapRows]:
                 sure.close()
 
 
+def read_classes(dataset: Any, path: str, window: Window) -> NDArray[np.uint8]:
+    """Class ids, NODATA where the map's nodata or its mask says that there are none."""
+    classes = _read(dataset, path, window)
+    with explaining_damage(path, window):
+        classes[dataset.read_masks(1, window=_slices(window)) == 0] = NODATA
+    return classes
+
+
 def _read(dataset: Any, path: str, window: Window) -> NDArray[np.uint8]:
     with explaining_damage(path, window):
-        rows: NDArray[np.uint8] = dataset.read(1, window=((window.top, window.top + window.height), (0, window.width)))
+        rows: NDArray[np.uint8] = dataset.read(1, window=_slices(window))
     return rows
+
+
+def _slices(window: Window) -> tuple[tuple[int, int], tuple[int, int]]:
+    return (window.top, window.top + window.height), (window.left, window.left + window.width)
 
 
 def read_style(dataset: Any) -> Style:
@@ -119,10 +132,25 @@ def read_style(dataset: Any) -> Style:
 
 
 def check_fit(class_map: str, confidence: str) -> None:
-    """Refuse a confidence map of another size than the class map."""
+    """Refuse a confidence map that is none, or of another place than the class map."""
     with open_raster(class_map) as classes, open_raster(confidence) as sure:
+        if sure.count != 1 or palette(sure) is not None:
+            what = f"it has {sure.count} bands, not one" if sure.count != 1 else "its band is one of class ids"
+            raise UserError(f"{confidence} is no confidence map: {what}")
         if (sure.height, sure.width) != (classes.height, classes.width):
             raise UserError(
                 f"{confidence} is {sure.width} x {sure.height} pixels and {class_map} {classes.width} x "
                 f"{classes.height}: they do not belong together"
             )
+        here, there = grid_of(classes), grid_of(sure)
+        corners = np.array([0, here.width]), np.array([0, here.height])
+        apart = np.subtract(here.pixel(*there.ground(*corners)), corners)
+        if there.has_transform and np.abs(apart).max() > _APART:
+            raise UserError(f"{confidence} lies elsewhere than {class_map}: they do not belong together")
+
+
+def _check_steps(dataset: Any, path: str) -> None:
+    if dataset.dtypes[0] != "uint8":
+        raise UserError(
+            f"{path} has numbers of {dataset.dtypes[0]}, and those of a confidence map are uint8: 0 to 254 for 0 to 1"
+        )

@@ -189,6 +189,20 @@ def test_a_run_that_crashed_anywhere_goes_on_to_the_same_bytes(tmp_path):
             assert len(evaluated) == 25, "the finished bands were not made again"
 
 
+def test_a_scene_that_was_looked_at_meanwhile_is_gone_on_with(tmp_path):
+    """A GIS notes statistics and overviews beside a scene: the finished tiles of a night were thrown away for that."""
+    scene, _ = smooth_scene(tmp_path / "scene.tif")
+    with pytest.raises(Crash):
+        run(scene, tmp_path / "out" / "map.tif", FULL, watcher=CrashAfter(18))
+    Path(write_raster(tmp_path / "half.tif", random_pixels(3, 75, 55))).rename(tmp_path / "scene.tif.ovr")
+    with rasterio.open(scene) as dataset:
+        dataset.stats()
+        assert [Path(name).suffix for name in dataset.files] == [".tif", ".ovr", ".xml"]
+    heard = Heard()
+    run(scene, tmp_path / "out" / "map.tif", FULL, watcher=heard)
+    assert "starts anew" not in heard.words
+
+
 @pytest.mark.parametrize(
     ("placed", "reading"),
     [

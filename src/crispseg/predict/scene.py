@@ -14,12 +14,12 @@ from typing import Any
 from crispseg import __version__, config, memory
 from crispseg.errors import UserError
 from crispseg.files import write_text
-from crispseg.fingerprint import stamps
 from crispseg.geo import store
 from crispseg.geo.landing import Landing, check_room
 from crispseg.geo.layers import check_layer
 from crispseg.geo.lonlat import check_on_earth
 from crispseg.geo.maps import Legend, MapChoice, style_paths, write_maps
+from crispseg.geo.notes import stamps_of_pixels
 from crispseg.geo.polygons import PolygonChoice, polygon_file, write_polygons
 from crispseg.geo.regions import MapRows, in_parts
 from crispseg.geo.scenes import Reading, Scene, open_scene
@@ -176,13 +176,20 @@ def _job(
     return {
         "crispseg": __version__,
         "scene": os.path.abspath(scene.path) if os.path.exists(scene.path) else scene.path,
-        "files": {scene.path: store.fingerprint(scene.path)} if store.is_remote(scene.path) else stamps(scene.files),
+        "files": _stamps(scene),
         "grid": config.to_dict(scene.grid),
         "model": {**config.to_dict(legend), "mean": list(model.info.mean), "std": list(model.info.std)},
         "bands": list(scene.bands),
         "request": wanted,
         "outputs": {what: os.path.abspath(path) for what, path in outputs.items()},
     }
+
+
+def _stamps(scene: Scene) -> dict[str, str]:
+    """They change when the scene's pixels may have."""
+    if store.is_remote(scene.path):
+        return {scene.path: store.fingerprint(scene.path)}
+    return stamps_of_pixels(scene.files)
 
 
 def _tell_changes(target: str, journal: Journal, watcher: Watcher) -> None:

@@ -27,6 +27,14 @@ def test_files_and_folders_are_found_once_and_in_order(tmp_path):
         find_scenes([str(tmp_path / "sub.tif")])
 
 
+def test_links_to_nowhere_are_scenes_and_hidden_files_are_none(tmp_path):
+    """Scenes on a disk that was not there were left out without a word; macOS leaves `._a.tif` beside `a.tif`."""
+    for name in ("a.tif", "._a.tif"):
+        (tmp_path / name).touch()
+    (tmp_path / "b.tif").symlink_to(tmp_path / "gone" / "b.tif")
+    assert [scene.name for scene in find_scenes([str(tmp_path)])] == ["a", "b"]
+
+
 def test_geopackages_of_shapes_in_a_folder_are_no_scenes(tmp_path):
     """Labels and polygons lie beside orthophotos; a GeoPackage of tiles is a scene, and what is damaged is told of."""
     write_raster(tmp_path / "ortho.tif", random_pixels(3, 20, 30), **UTM)

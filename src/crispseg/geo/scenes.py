@@ -96,7 +96,8 @@ def _scenes_of(word: str, asset: str) -> list[Found]:
         return [Found(scene.path, scene.name, scene.item) for scene in read_catalogue(word, asset)]
     there = store.list_folder(word) if is_remote(word) and word.endswith("/") else None
     if there is None and Path(word).is_dir():
-        there = sorted(str(path) for path in list_folder(Path(word)) if path.is_file())
+        # a link to nowhere, as to a disk that is not there, is told of when its turn comes
+        there = [str(path) for path in list_folder(Path(word)) if not (path.is_dir() or path.name.startswith("."))]
     if there is None:
         return [Found(word, _stem(word))]
     inside = [name for name in there if Path(name).suffix.lower() in _RASTER_ENDINGS and not _holds_no_tiles(name)]

@@ -203,6 +203,23 @@ def test_a_scene_that_was_looked_at_meanwhile_is_gone_on_with(tmp_path):
     assert "starts anew" not in heard.words
 
 
+def test_a_scene_that_is_written_while_it_is_mapped_is_told_of(tmp_path):
+    """What a copy had not reached yet was mapped as black, without a word."""
+    scene, pixels = smooth_scene(tmp_path / "scene.tif")
+
+    class Copying(Heard):
+        def tile_done(self):
+            with rasterio.open(scene, "r+") as dataset:
+                dataset.write(pixels // 2)
+
+    heard = Copying()
+    run(scene, tmp_path / "out" / "map.tif", FULL, watcher=heard)
+    assert f"{scene} has changed since its run began" in heard.words
+    heard = Heard()
+    run(scene, tmp_path / "again" / "map.tif", FULL, watcher=heard)
+    assert "has changed" not in heard.words
+
+
 @pytest.mark.parametrize(
     ("placed", "reading"),
     [

@@ -133,6 +133,7 @@ def predict_scene(
                     landing.check_existing(outputs.values(), "replace" if existing == "replace" else "refuse")
                     _tell_changes(landing.name(target), journal, watcher)
                     _compute_bands(scene, plan, model, request, engine, journal, watcher)
+                    _tell_if_changed(scene, job["files"], watcher)
                     _make_files(scene, outputs, places, journal, legend, request, watcher, landing, item)
                 return _put_in_place(journal, places, outputs, existing, landing)
         finally:
@@ -196,6 +197,15 @@ def _tell_changes(target: str, journal: Journal, watcher: Watcher) -> None:
     if journal.changes:
         what = ", ".join(journal.changes[:5])
         watcher.say(f"{target}: an unfinished run is there, but not of the same job ({what} differs); it starts anew")
+
+
+def _tell_if_changed(scene: Scene, before: Mapping[str, str], watcher: Watcher) -> None:
+    """A file that is still being written reads as black where it is not there yet."""
+    if not store.is_remote(scene.path) and _stamps(scene) != before:
+        watcher.warn(
+            f"{scene.path} has changed since its run began: parts of the map may be of what it was before; when nobody "
+            "writes to it, run again with --existing replace"
+        )
 
 
 def _compute_bands(

@@ -2,6 +2,7 @@
 
 import copy
 import importlib.util
+import pickle
 
 import pytest
 import torch
@@ -173,9 +174,10 @@ def test_exported_to_onnx():
     assert relative_error(torch.from_numpy(found), model(images)) < 1e-5
 
 
-def test_a_fused_model_can_be_copied():
-    fused = small_crisp().eval().fused()
-    twin = copy.deepcopy(fused)
-    image = torch.randn(1, 3, 64, 96)
-    assert torch.equal(twin(image), fused(image))
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda fused: pickle.loads(pickle.dumps(fused))])
+def test_a_fused_model_can_be_copied_and_pickled(copied):
+    fused, image = small_crisp().eval().fused(), torch.randn(1, 3, 64, 96)
+    expected = fused(image)
+    twin = copied(fused)
+    assert torch.equal(twin(image), expected)
     assert twin.graphs is not fused.graphs and twin.graphs.function.__self__ is twin

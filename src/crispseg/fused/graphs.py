@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import threading
 import warnings
 from collections import OrderedDict
@@ -116,9 +115,12 @@ class GraphCache:
         self._lock = threading.Lock()
         self._last: Any = None  # the stream of the latest replay, and the event at its end
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> GraphCache:
-        """A copy's function is another's, and records anew."""
-        return GraphCache(copy.deepcopy(self.function, memo), self.shapes)
+    def __getstate__(self) -> dict[str, Any]:
+        """Of copies and pickles: their function is another's, and they record anew."""
+        return {"function": self.function, "shapes": self.shapes}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
 
     def __call__(self, image: Tensor) -> Tensor:
         with self._lock, torch.cuda.device(image.device):

@@ -205,6 +205,15 @@ def test_confusion_pictures_of_any_size(classes: int) -> None:
     assert blue > 0.6 * classes * (cell - 1) ** 2
 
 
+def test_images_without_a_labelled_pixel_have_a_report_and_no_scores(perfect: Folder, tmp_path: Path) -> None:
+    for record in perfect.records("val"):
+        Image.fromarray(np.full((record.height, record.width), 255, np.uint8)).save(record.masks["full"])
+    evaluation = evaluate(colour_model(), perfect, settings=Settings(tile=0))
+    write_report(evaluation, tmp_path / "report")
+    values = json.loads((tmp_path / "report" / "scores.json").read_text())
+    assert values["scores"]["mIoU"] is None and values["scores"]["OA"] is None
+
+
 def test_an_empty_class_is_no_number_anywhere(perfect: Folder, tmp_path: Path) -> None:
     """A class that neither occurs nor is predicted."""
     protocol = perfect.protocol

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from crispseg.data.classes import IGNORE, Colour
 from crispseg.data.drawing import outline, paint, to_rgb, unlabelled_colour, wrong_colour
+from crispseg.evaluate.tables import percent
 from crispseg.evaluate.worst import WorstWindow
 from crispseg.metrics import Reliability
 
@@ -87,10 +88,11 @@ def draw_reliability(curve: Reliability) -> Image.Image:
     draw.line((at(0, 0), at(1, 1)), _INK, k)
     filled = [i for i in range(len(curve.count)) if curve.count[i]]
     points = [at(float(curve.confidence[i]), float(curve.accuracy[i])) for i in filled]
-    draw.line(points, _BLUE, 3 * k, joint="curve")
+    if points:
+        draw.line(points, _BLUE, 3 * k, joint="curve")
     for x, y in points:
         draw.ellipse((x - 4 * k, y - 4 * k, x + 4 * k, y + 4 * k), fill=_BLUE)
-    draw.text(at(0.03, 0.95), f"ECE {100 * curve.ece:.2f} %", _INK, font, anchor="lm")
+    draw.text(at(0.03, 0.95), f"ECE {percent(curve.ece)} %", _INK, font, anchor="lm")
     _draw_shares(draw, curve, left, top + side + 30 * k, side, low)
     return picture.resize((picture.width // k, picture.height // k), Image.Resampling.LANCZOS)
 

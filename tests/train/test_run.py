@@ -93,6 +93,16 @@ def test_best_is_the_best_validation(run):
     assert state["step"] == max(scores, key=lambda step: (scores[step], -step))
 
 
+def test_without_labels_to_validate_on_best_is_the_latest_and_no_score_is_told(tmp_path):
+    folder = tiny.make_folder(tmp_path / "data")
+    Image.fromarray(np.full((40, 40), 255, np.uint8)).save(folder / "masks" / "scene4.png")
+    result = loop.train(config_from(tiny.settings(folder, tmp_path / "run")))
+    last, best = (tiny.weights_of(result.out, name) for name in ("last.pt", "best.pt"))
+    assert result.values["best_step"] == 20 and all(torch.equal(last[name], best[name]) for name in last)
+    assert str(result).count("mIoU -  mF1 -  OA -  BF@3px -") == 2
+    assert "- mIoU: not defined" in (result.weights / "README.md").read_text()
+
+
 def test_every_score_is_told_in_percent():
     scores = {"mIoU": 0.51, "mF1": 0.62, "OA": 0.83, "BF@3px": 0.1977}
     told = str(Result(Path("run"), {"protocol": "p", "steps": 20, "last": scores, "best": scores}))

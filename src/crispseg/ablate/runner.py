@@ -26,6 +26,7 @@ from crispseg.train.config import write_config
 from crispseg.train.data_record import describe, digest
 from crispseg.train.log import METRICS
 from crispseg.train.loop import batch_settings
+from crispseg.train.progress import percent
 from crispseg.train.run_folder import CONFIG, ENVIRONMENT, PROTOCOL, RESULT
 from crispseg.train.setup import open_data
 
@@ -160,7 +161,7 @@ class Runner:
         """Put the result away; what went wrong, where there is none."""
         if run.result_file.exists():
             miou = self.store.add(run)["last"]["mIoU"]
-            self.say(f"{run.title}: finished, mIoU {100 * (miou or 0):.2f}")
+            self.say(f"{run.title}: finished, mIoU {percent(miou)}")
             self._tidy(run)
             return ""
         if self._stopping:

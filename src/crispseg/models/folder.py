@@ -166,7 +166,7 @@ def _normalisation(info: ModelInfo) -> str:
 def _score_lines(scores: dict[str, Any]) -> list[str]:
     """In percent, as scores are told everywhere; config.json has fractions."""
     told = {name: f"{100 * value:.2f} %" if isinstance(value, float) else value for name, value in scores.items()}
-    return [f"- {name}: {value}" for name, value in told.items()]
+    return [f"- {name}: {'not defined' if value is None else value}" for name, value in told.items()]
 
 
 class SavedModel(TypedDict):

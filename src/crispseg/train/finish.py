@@ -10,6 +10,7 @@ from typing import Any
 from crispseg.files import write_json
 from crispseg.train.checkpoint import BEST, State, load_checkpoint
 from crispseg.train.distributed import Processes
+from crispseg.train.progress import percent
 from crispseg.train.run_folder import RESULT
 from crispseg.train.step import Stepper
 
@@ -45,7 +46,7 @@ class Result:
         for kind, step in (("last", self.values["steps"]), ("best", self.values.get("best_step", "?"))):
             scores = self.values[kind]
             names = [name for name in ("mIoU", "mF1", "OA", "BF@3px") if name in scores]
-            numbers = "  ".join(f"{name} {100 * (scores.get(name) or 0):.2f}" for name in names)
+            numbers = "  ".join(f"{name} {percent(scores.get(name))}" for name in names)
             lines.append(f"{kind} (step {step}): {numbers}")
         return "\n".join([*lines, f"best weights: {self.out / 'best'}"])
 

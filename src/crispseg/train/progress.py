@@ -23,7 +23,7 @@ class Progress:
     def update(self, done: int, loss: float, images_per_second: float) -> None:
         if self.silent:
             return
-        text = f"loss {loss:.4f}  {self.score_name} {_percent(self.score)}  {images_per_second:.1f} img/s"
+        text = f"loss {loss:.4f}  {self.score_name} {percent(self.score)}  {images_per_second:.1f} img/s"
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=done, said=text)
         else:
@@ -54,7 +54,8 @@ class Progress:
             self._bar.stop()
 
 
-def _percent(value: float | None) -> str:
+def percent(value: float | None) -> str:
+    """A fraction as a percentage; a dash where it is not defined."""
     return "-" if value is None else f"{100 * value:.2f}"
 
 

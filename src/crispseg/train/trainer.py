@@ -190,10 +190,11 @@ class Trainer:
         self.meter.progress.score = found.scores["mIoU"]
         if self.processes.first:
             run_folder.draw(self.out, self.done, found.shown, self.folder.protocol.palette)
-        if self.best["mIoU"] is None or (found.scores["mIoU"] or 0.0) > self.best["mIoU"]:
+        score, highest = found.scores["mIoU"], self.best["mIoU"]
+        if score is None or highest is None or score > highest:  # where nothing is labelled, the latest weights
             self.best = {
                 "step": self.done,
-                "mIoU": found.scores["mIoU"] or 0.0,
+                "mIoU": score,
                 "temperature": found.temperature,
             }
             # before last.pt: killed between the two, the resumed run comes by here again

@@ -169,6 +169,12 @@ def test_numbers_may_be_numpys_and_names_paths(tmp_path):
         (lambda: crispseg.export("nowhere", "x.onnx", say=5), "say must be Say, not 5"),
         (lambda: crispseg.segment("x.tif", pixel_size="0.3"), "pixel_size must be a number, not '0.3'"),
         (lambda: crispseg.segment("x.tif", tile=512.0), "tile must be a whole number, not 512.0"),
+        (lambda: crispseg.create_model(None), "name must be text, not None"),
+        (lambda: crispseg.create_model("crisp_nano", "6"), "num_classes must be a whole number, not '6'"),
+        (lambda: crispseg.create_model("crisp_nano", 6, 3.0), "in_channels must be a whole number, not 3.0"),
+        (lambda: crispseg.create_backbone("vssd_nano", "3"), "in_channels must be a whole number, not '3'"),
+        (lambda: crispseg.create_backbone("vssd_nano", 0), "in_channels must be from 1 to 65536, not 0"),
+        (lambda: crispseg.list_models(3), "pattern must be text, not 3"),
     ],
 )
 def test_mistakes(call, said):

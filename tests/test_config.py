@@ -2,6 +2,7 @@ import dataclasses
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -57,6 +58,16 @@ def test_nested_build_and_back():
 def test_mistakes_are_named(values, message):
     with pytest.raises(UserError, match=message):
         configs.build(Outer, values)
+
+
+def test_numpys_numbers_become_pythons():
+    built = configs.build(Outer, {"steps": np.int64(3), "inner": {"rate": np.float32(0.5)}})
+    assert type(built.steps) is int and type(built.inner.rate) is float
+    assert repr(configs.to_dict({"a": np.int64(3), "b": (np.float32(0.5),), "c": np.ones(2)})) == (
+        "{'a': 3, 'b': [0.5], 'c': [1.0, 1.0]}"
+    )
+    with pytest.raises(UserError, match="steps must be a whole number"):
+        configs.build(Outer, {"steps": np.bool_(True)})
 
 
 def test_overrides():

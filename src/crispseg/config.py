@@ -91,13 +91,16 @@ def check_range(key: str, ends: tuple[float, float], high: float = math.inf) -> 
 
 
 def to_dict(config: Any) -> Any:
-    """The plain values of a config, ready for YAML or JSON; `build` takes them back."""
+    """The plain values of a config, ready for YAML or JSON; `build` takes them back. Numpy's numbers and arrays, and
+    tensors, become Python's."""
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
         return {f.name: to_dict(getattr(config, f.name)) for f in dataclasses.fields(config)}
     if isinstance(config, Mapping):
         return {str(key): to_dict(value) for key, value in config.items()}
     if isinstance(config, list | tuple):
         return [to_dict(value) for value in config]
+    if hasattr(config, "tolist"):
+        return config.tolist()
     return str(config) if isinstance(config, Path) else config
 
 
@@ -226,12 +229,14 @@ def _convert_sequence(origin: type, args: tuple[Any, ...], value: Any, where: st
 
 
 def _convert_scalar(hint: Any, value: Any, where: str) -> Any:
-    if hint is float and isinstance(value, int | float | str) and not isinstance(value, bool):
+    if hint is float and isinstance(value, numbers.Real | str) and not isinstance(value, bool):
         with contextlib.suppress(ValueError, OverflowError):
             return float(value)  # YAML reads 6e-5 as text
+    elif hint is int and isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        return int(value)  # numpy's, too
     elif hint is Path and isinstance(value, str | Path):
         return Path(value)
-    elif isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
+    elif isinstance(value, hint) and hint is not int:
         return value
     quotes = "; in YAML on, off, yes and no need quotes to be text" if hint is str and isinstance(value, bool) else ""
     raise UserError(f"{where} must be {_PLAIN_NAMES.get(hint, hint)}, not {shown(value)}{quotes}")

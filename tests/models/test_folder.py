@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import numpy as np
@@ -46,6 +47,22 @@ def test_card_and_info_come_back(folder):
         "hedges",
     ):
         assert fact in card
+
+
+def test_a_card_may_hold_numpys_numbers_and_is_checked_before_anything_is_written(folder, tmp_path):
+    sizes = {
+        name: np.array(value) if isinstance(value, tuple) else np.int64(value) for name, value in SHRINK_CRISP.items()
+    }
+    model = crispseg.create_model("crisp_nano", np.int64(2), np.uint8(3), **sizes)
+    mean, std = np.array(INFO.mean), [np.float32(value) for value in INFO.std]
+    scores = {**INFO.scores, "mIoU": torch.tensor(0.5123, dtype=torch.float64)}
+    model.info = dataclasses.replace(INFO, mean=mean, std=std, classes=[*INFO.classes], scores=scores)
+    model.save(folder)
+    assert crispseg.load(folder).info == INFO
+    model.info = dataclasses.replace(INFO, mean=5)
+    with pytest.raises(UserError, match=r"info\.mean must be a list, not 5"):
+        model.save(tmp_path / "other")
+    assert not (tmp_path / "other").exists()
 
 
 def test_a_loaded_model_says_what_it_was_loaded_from(folder):

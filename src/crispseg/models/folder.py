@@ -39,6 +39,8 @@ def save(model: SegmentationModel, folder: str | os.PathLike[str], half: bool = 
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file; a model is saved as a folder")
+    # before anything is written: whoever fills in a card by hand may have arrays, or have erred
+    model.info = configs.build(ModelInfo, configs.to_dict(model.info), "info.")
     tensors = {name: _stored(tensor, half) for name, tensor in model.state_dict().items()}
     with replacing(folder / WEIGHTS) as aside:
         aside.write_bytes(to_bytes(tensors))  # safetensors' own writer makes files that only their owner may read

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from crispseg.config import check_arguments
 from crispseg.errors import UserError, unknown
 from crispseg.models.base import ModelInfo, SegmentationModel
 from crispseg.models.plugins import import_named
@@ -47,6 +48,7 @@ def list_models(pattern: str = "*") -> list[str]:
     Args:
         pattern: Shell-style: `list_models("crisp*")`.
     """
+    check_arguments(list_models, locals())
     return [name for name in entries() if fnmatch.fnmatchcase(name, pattern)]
 
 
@@ -82,6 +84,8 @@ def create_model(
         A module that maps images (B, bands, H, W) of any size, normalised by the data's mean and standard deviation,
             to logits (B, classes, H, W) in evaluation mode.
     """
+    check_arguments(create_model, locals())
+    num_classes, in_channels = int(num_classes), int(in_channels)  # numpy's, too
     entry = entries().get(name)
     if entry is None:
         raise unknown("model", name, _ENTRIES)

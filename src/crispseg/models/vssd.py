@@ -374,7 +374,9 @@ def create_backbone(
     Returns:
         A module that maps images (B, bands, H, W) to four feature maps, at 1/4, 1/8, 1/16 and 1/32 of the size.
     """
-    backbone = VSSD(backbone_config(name, **options), in_channels)
+    configs.check_arguments(create_backbone, locals())
+    check_sizes(in_channels=in_channels)
+    backbone = VSSD(backbone_config(name, **options), int(in_channels))
     if pretrained:
         from crispseg.models.pretrained import start_as_asked
 

@@ -116,6 +116,19 @@ def test_networks_that_give_something_else_are_told():
         crispseg.create_model("none")
 
 
+def test_a_notebooks_cell_registers_again_and_the_names_of_others_stay_theirs(tmp_path, monkeypatch):
+    crispseg.register_network("net", Net)
+    crispseg.register_network("net", lambda num_classes, in_channels: nn.Conv2d(in_channels, num_classes, 1))
+    assert isinstance(crispseg.create_model("net").network, nn.Conv2d)
+    with pytest.raises(crispseg.UserError, match="there is a model 'crisp_nano' of crispseg already"):
+        crispseg.register_network("crisp_nano", Net)
+    monkeypatch.setattr(Net, "__module__", "elsewhere")
+    with pytest.raises(crispseg.UserError, match=f"there is a model 'net' of {__name__} already"):
+        crispseg.register_network("net", Net)
+    with pytest.raises(crispseg.UserError, match="'other' is registered by a function that makes it, not 5"):
+        crispseg.register_network("other", 5)
+
+
 def test_the_environment_names_modules_that_register(tmp_path, monkeypatch):
     plugins.import_plugins.cache_clear()
     file = tmp_path / "mine.py"

@@ -138,6 +138,8 @@ def test_it_trains_is_saved_and_maps(tmp_path):
 
 
 def test_mistakes_are_told():
+    with pytest.raises(UserError, match="unknown backbone 'vssd_nan'; did you mean 'vssd_nano'"):
+        crispseg.register_head("mistaken", FinestHead, backbone="vssd_nan")
     crispseg.register_head("nothing", lambda widths, num_classes: None)
     with pytest.raises(UserError, match="must be a torch module, not NoneType"):
         crispseg.create_model("nothing", 3)

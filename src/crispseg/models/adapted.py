@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from crispseg.errors import UserError
 from crispseg.models.base import Output, SegmentationModel
-from crispseg.models.registry import register
+from crispseg.models.registry import register_own
 
 Build = Callable[..., nn.Module]  # build(num_classes=, in_channels=, **options)
 
@@ -25,7 +25,7 @@ def register_network(name: str, build: Build, *, multiple: int = 1, summary: str
     whole scenes and exports like ours.
 
     Args:
-        name: What `create_model` and every command call it.
+        name: What `create_model` and every command call it; registered again by the same module, it is the new one.
         build: Gives any module from (B, bands, H, W) to logits (B, classes, h, w). Smaller maps are resized. Of
             several outputs (a tuple, torchvision's dict) the first is the result and the others train beside it.
         multiple: Sides the network needs, such as 32: images are filled up to a multiple of it, and the result cut.
@@ -40,7 +40,7 @@ def register_network(name: str, build: Build, *, multiple: int = 1, summary: str
         mend_torchvision()
         return Adapted(build(num_classes=num_classes, in_channels=in_channels, **options), multiple)
 
-    register(name, wrapped, summary or f"{name}, registered by its user")
+    register_own(name, wrapped, build, summary or f"{name}, registered by its user")
 
 
 class Adapted(SegmentationModel):

@@ -16,11 +16,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from crispseg.errors import UserError
+from crispseg.errors import UserError, unknown
 from crispseg.models.base import Output, SegmentationModel
 from crispseg.models.layers import resize
-from crispseg.models.registry import register
-from crispseg.models.vssd import VSSD, VSSDConfig, backbone_config
+from crispseg.models.registry import register_own
+from crispseg.models.vssd import VARIANTS, VSSD, VSSDConfig, backbone_config
 
 MakeHead = Callable[..., nn.Module]  # make(widths, num_classes, **options)
 
@@ -29,7 +29,7 @@ def register_head(name: str, make: MakeHead, *, backbone: str = "vssd_tiny", sum
     """Make the head `make(widths, num_classes, **options)` on a VSSD backbone known as the model `name`.
 
     Args:
-        name: What `create_model` and every command call it.
+        name: What `create_model` and every command call it; registered again by the same module, it is the new one.
         make: Gives a module from the backbone's four feature maps (B, C, h, w), at strides 4, 8, 16 and 32 and with
             channels as `widths` says, to scores (B, classes, h, w) of any size, which are resized to the image's.
         backbone: One of `list_backbones()`.
@@ -37,7 +37,11 @@ def register_head(name: str, make: MakeHead, *, backbone: str = "vssd_tiny", sum
 
     Options of the model that are fields of `VSSDConfig` are the backbone's; all others go to `make`.
     """
-    register(name, partial(_build, backbone, make), summary or f"{name} on {backbone}, registered by its user")
+    if backbone not in VARIANTS:
+        raise unknown("backbone", backbone, VARIANTS)
+    register_own(
+        name, partial(_build, backbone, make), make, summary or f"{name} on {backbone}, registered by its user"
+    )
 
 
 class OwnHead(SegmentationModel):

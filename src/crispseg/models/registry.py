@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from crispseg.config import check_arguments
+from crispseg.config import check_arguments, shown
 from crispseg.errors import UserError, unknown
 from crispseg.models.base import ModelInfo, SegmentationModel
 from crispseg.models.plugins import import_named
@@ -22,6 +22,7 @@ class Entry(NamedTuple):
     summary: str
     requires: str  # a package that must be importable, or ""
     extra: str  # the pip extra that brings it, or ""
+    module: str = ""  # of the user's own function that builds it; empty: ours
 
 
 _ENTRIES: dict[str, Entry] = {}
@@ -34,12 +35,29 @@ def register(name: str, build: Builder, summary: str, requires: str = "", extra:
     _ENTRIES[name] = Entry(build, summary, requires, extra)
 
 
+def register_own(name: str, build: Builder, made_by: Callable[..., Any], summary: str) -> None:
+    """A model that its user's function `made_by` makes. The same module may register it anew, as when a notebook's cell
+    is run again; the names of others stay theirs."""
+    if not callable(made_by):
+        raise UserError(f"model {name!r} is registered by a function that makes it, not {shown(made_by)}")
+    _import_families()
+    module = getattr(made_by, "__module__", type(made_by).__module__)
+    there = _ENTRIES.get(name)
+    if there is not None and there.module != module:
+        raise UserError(f"there is a model {name!r} of {there.module or 'crispseg'} already; choose another name")
+    _ENTRIES[name] = Entry(build, summary, "", "", module)
+
+
 def entries() -> dict[str, Entry]:
     """All registered models, in order of registration."""
-    for module in _FAMILIES:
-        importlib.import_module(module)
+    _import_families()
     import_named()
     return dict(_ENTRIES)
+
+
+def _import_families() -> None:
+    for module in _FAMILIES:
+        importlib.import_module(module)
 
 
 def list_models(pattern: str = "*") -> list[str]:

@@ -154,6 +154,7 @@ def test_numbers_may_be_numpys_and_names_paths(tmp_path):
         (lambda: crispseg.train("no/such/folder"), "no folder no/such/folder"),
         (lambda: crispseg.evaluate("nowhere", "x"), "nowhere"),
         (lambda: crispseg.predict("x.tif", "y.tif", "nowhere"), "nowhere"),
+        (lambda: crispseg.predict([], "maps"), "scenes is an empty list: name at least one"),
         (lambda: crispseg.predict("x.tif", "y.tif", tile="512"), "tile must be a whole number, not '512'"),
         (lambda: crispseg.predict(5, "y.tif"), "scenes must be a path or a list of paths, not 5"),
         (

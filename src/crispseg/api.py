@@ -238,6 +238,9 @@ def predict(
     check_tile(tile)
     if polygons is None and (min_area or simplify):
         raise UserError("min_area and simplify shape the polygons; name their file with polygons")
+    paths = [os.fspath(scenes)] if isinstance(scenes, str | os.PathLike) else [os.fspath(scene) for scene in scenes]
+    if not paths:
+        raise UserError("scenes is an empty list: name at least one")
     request = Request(
         Settings(tile, overlap, tta, precision, device, exact),
         Reading(tuple(map(str, bands)), resolution, require_crs, (), any_values, pixel_size, nodata),
@@ -250,7 +253,6 @@ def predict(
     if model is None:
         model, told = open_default()
         watcher.warn(told)
-    paths = [os.fspath(scenes)] if isinstance(scenes, str | os.PathLike) else [os.fspath(scene) for scene in scenes]
     report = predict_scenes(
         paths,
         os.fspath(output),

@@ -13,10 +13,13 @@ import torch
 import yaml
 from PIL import Image
 
+from crispseg.data.folder import open_folder
 from crispseg.errors import UserError
 from crispseg.evaluate.opening import open_data, open_model
+from crispseg.files import write_json
 from crispseg.train import loop, run_folder
 from crispseg.train.config import config_from
+from crispseg.train.data_record import trained_on
 from crispseg.train.log import read_metrics
 from tests.train import tiny
 
@@ -300,6 +303,26 @@ def test_a_run_begun_with_a_path_through_dots_goes_on(tmp_path, monkeypatch):
     monkeypatch.undo()
     assert "missing" not in (tmp_path / "run" / "data.json").read_text()
     assert loop.resume(tmp_path / "run", quiet=True).finished
+
+
+def test_changed_pixels_of_a_set_that_trains_along_are_noticed(folder, tmp_path, monkeypatch):
+    other, out = tiny.make_folder(tmp_path / "other", size=48), tmp_path / "run"
+    values = tiny.settings(folder, out)
+    values["data"]["also"] = [{"path": str(other)}]
+    monkeypatch.setattr(loop.Trainer, "asked_to_stop", lambda self: self.done == 2)
+    assert not loop.train(config_from(values)).finished
+    monkeypatch.undo()
+    assert trained_on(out, open_folder(other).records("train")) == [f"scene{i}" for i in range(4)]
+    assert not trained_on(out, open_folder(other).records("val"))
+    image = other / "images" / "scene0.png"
+    whole = image.read_bytes()
+    Image.open(image).point(lambda v: 255 - v).save(image)
+    with pytest.raises(UserError, match="also/1/scene0 has changed"):
+        loop.resume(out)
+    record = json.loads((out / "data.json").read_text())["files"]
+    write_json(out / "data.json", {"files": {k: v for k, v in record.items() if not k.startswith("also/")}})
+    image.write_bytes(whole)
+    assert loop.resume(out).finished  # begun by a version that did not note them
 
 
 def test_a_config_that_leaves_choices_open(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from crispseg import config as configs
@@ -18,6 +18,7 @@ from crispseg.reading import read_json
 
 DATA = "data.json"
 _SPLITS = ("train", "val")
+_ALSO = "also"  # before the number of a set that trains along
 _LABELS = re.compile(r" \(\w+ labels\)$")
 
 
@@ -31,7 +32,10 @@ def check_data(run: Path, described: Mapping[str, str], where: str) -> None:
     if not path.exists():
         record_data(run, described)
         return
-    what = changed(_recorded(path), described)
+    recorded = _recorded(path)
+    if recorded == _without_companions(recorded):  # earlier versions did not note them
+        described = _without_companions(described)
+    what = changed(recorded, described)
     if what:
         raise UserError(
             f"the data in {where} is not what this run began with: {what}; the weights and the model's means "
@@ -40,9 +44,9 @@ def check_data(run: Path, described: Mapping[str, str], where: str) -> None:
 
 
 def recorded_digest(run: Path) -> str | None:
-    """The run's record in a word; None where it has none."""
+    """The run's record of its first set in a word; None where it has none."""
     path = run / DATA
-    return digest(_recorded(path)) if path.exists() else None
+    return digest(_without_companions(_recorded(path))) if path.exists() else None
 
 
 def digest(described: Mapping[str, str]) -> str:
@@ -59,7 +63,7 @@ def lie_in(run: Path, data: str | Path) -> bool:
 
 def trained_on(run: Path, records: Iterable[Record]) -> list[str]:
     """Those of the images whose content the run was trained on, whatever they are called; parts go by name, too."""
-    trained = {name: content_of(one) for name, one in _images(run, "train").items()}
+    trained = {name: content_of(one) for name, one in _images(run, "train", _ALSO).items()}
     contents, sizes = {*trained.values()}, {*map(size_of, trained.values())}
     likely = [record for record in records if str(record.image.stat().st_size) in sizes]
     now = stamps(record.image for record in likely)
@@ -83,15 +87,22 @@ def _recorded(path: Path) -> dict[str, str]:
     return found
 
 
-def describe(folder: Folder) -> dict[str, str]:
-    """The stamps of all images and labels, by split and name and not by place: the data may move."""
-    files = dict(_files(folder))
-    found: Mapping[str, str] = stamps(files.values(), moves=True)
-    return {name: found.get(os.path.abspath(path), "missing") for name, path in files.items()}
+def describe(folder: Folder, along: Sequence[Folder] = ()) -> dict[str, str]:
+    """The stamps of all images and labels, by split and name and not by place: the data may move. Of the sets that
+    train along, those that train."""
+    files = _files((split, record) for split in _SPLITS for record in folder.splits.get(split, ()))
+    for number, other in enumerate(along, 1):
+        files += _files((f"{_ALSO}/{number}", record) for record in other.records("train"))
+    found: Mapping[str, str] = stamps([path for _, path in files], moves=True)
+    return {name: found.get(os.path.abspath(path), "missing") for name, path in files}
 
 
-def _files(folder: Folder) -> list[tuple[str, Path]]:
-    records = [(split, record) for split in _SPLITS for record in folder.splits.get(split, ())]
+def _without_companions(described: Mapping[str, str]) -> dict[str, str]:
+    return {name: one for name, one in described.items() if not name.startswith(f"{_ALSO}/")}
+
+
+def _files(of: Iterable[tuple[str, Record]]) -> list[tuple[str, Path]]:
+    records = list(of)
     images = [(f"{split}/{record.name}", record.image) for split, record in records]
     masks = [(f"{s}/{r.name} ({labels} labels)", path) for s, r in records for labels, path in r.masks.items()]
     return [*images, *masks]

@@ -56,7 +56,7 @@ def train_together(
         shares = read_labels(folder, processes)
         trainers = [Trainer(config, folder, processes, stop, shares, trackers) for config in completed]
         with contextlib.ExitStack() as held:
-            outs = [_new_run(config, folder, processes, held) for config in completed]
+            outs = [_new_run(config, folder, trainers[0].along, processes, held) for config in completed]
             return run_trainers(trainers, outs, quiet)
 
 
@@ -66,14 +66,16 @@ def batch_settings(config: TrainConfig) -> tuple[Any, ...]:
     return *making, config.schedule.steps, config.schedule.epochs, config.device
 
 
-def _new_run(config: TrainConfig, folder: Folder, processes: Processes, held: contextlib.ExitStack) -> Path:
+def _new_run(
+    config: TrainConfig, folder: Folder, along: Sequence[Folder], processes: Processes, held: contextlib.ExitStack
+) -> Path:
     if processes.first:
         assert config.model.name is not None
         out = run_folder.new_run_folder(config.out, folder.protocol.dataset, config.model.name)
         held.enter_context(only_one(out, "training"))
         config = dataclasses.replace(config, out=str(out))
         with run_folder.beginning(out):
-            record_data(out, describe(folder))
+            record_data(out, describe(folder, along))
             run_folder.describe_run(out, config, folder.protocol, processes)
     return Path(str(processes.from_first(config.out)))
 
@@ -160,7 +162,7 @@ def _go_on(runs: Sequence[Path], words: Sequence[str], trackers: Iterable[Tracke
             if state is not None:
                 trainer.load(state)
             if processes.first:
-                check_data(run, describe(folder), str(folder.root))
+                check_data(run, describe(folder, trainer.along), str(folder.root))
         return run_trainers(trainers, runs, quiet)
 
 

@@ -282,10 +282,13 @@ class Trainer:
             + f"run folder {self.out}"
         )
 
+    @property
+    def along(self) -> list[Folder]:
+        """The sets of `data.also`."""
+        return [one.data.folder for one in self.training.companions] if isinstance(self.training, JoinedSet) else []
+
     def _along(self) -> str:
-        """The images of `data.also`."""
-        others = self.training.companions if isinstance(self.training, JoinedSet) else ()
-        counts = [f"{len(other.data.records)} of {other.data.folder.protocol.dataset}" for other in others]
+        counts = [f"{len(other.records('train'))} of {other.protocol.dataset}" for other in self.along]
         return f" (and {', '.join(counts)} along with them)" if counts else ""
 
 

@@ -23,7 +23,8 @@ from crispseg.evaluate import Evaluation, Settings, evaluate, write_report
 from crispseg.evaluate.pictures import draw_classes, draw_confusion, draw_worst
 from crispseg.evaluate.places import large_confusions
 from crispseg.evaluate.report import reserved
-from crispseg.evaluate.tables import Table, percent
+from crispseg.evaluate.tables import Table
+from crispseg.metrics.words import percent
 from tests.evaluate.conftest import Pairs
 from tests.evaluate.toy import colour_model
 

@@ -21,12 +21,12 @@ import torch
 from crispseg.ablate.plan import Run
 from crispseg.ablate.store import Store
 from crispseg.errors import UserError
+from crispseg.metrics.words import percent
 from crispseg.threads import available_cores
 from crispseg.train.config import write_config
 from crispseg.train.data_record import describe, digest
 from crispseg.train.log import METRICS
 from crispseg.train.loop import batch_settings
-from crispseg.train.progress import percent
 from crispseg.train.run_folder import CONFIG, ENVIRONMENT, PROTOCOL, RESULT
 from crispseg.train.setup import open_data
 

@@ -12,7 +12,8 @@ from crispseg.analysis.gates import GATES, BlockGates, BlockTemperatures, Spread
 from crispseg.analysis.prototypes import USED
 from crispseg.analysis.result import AS_TRAINED, AT_MEAN, Analysis, Variant, deviation
 from crispseg.analysis.watching import PLACES
-from crispseg.evaluate.tables import Table, percent
+from crispseg.evaluate.tables import Table
+from crispseg.metrics.words import percent
 from crispseg.reading import plain_cell
 
 SCORES, MISTAKES, USE, BETWEEN = "Right and wrong", "Largest mistakes", "Use of prototypes", "Classes apart"

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from crispseg.demo.held_out import HeldOut, Patches
 from crispseg.demo.pictures import Pictures
 from crispseg.evaluate.page import figure, legend, marks, panels
-from crispseg.evaluate.tables import Table, percent
+from crispseg.evaluate.tables import Table
+from crispseg.metrics.words import percent
 from crispseg.models.base import SegmentationModel
 from crispseg.models.shipped import DEFAULT
 

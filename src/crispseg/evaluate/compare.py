@@ -13,9 +13,10 @@ import torch
 from crispseg.errors import UserError
 from crispseg.evaluate.report import report_files, write_files
 from crispseg.evaluate.result import Evaluation
-from crispseg.evaluate.tables import Table, percent
+from crispseg.evaluate.tables import Table
 from crispseg.metrics import Comparison as Difference
 from crispseg.metrics import compare_bf, compare_miou
+from crispseg.metrics.words import percent
 
 _FEW_IMAGES = 10
 

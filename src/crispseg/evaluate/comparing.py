@@ -8,7 +8,7 @@ from crispseg.evaluate.page import picture_bytes
 from crispseg.evaluate.pictures import change_panels
 from crispseg.evaluate.places import Change, changes, coordinates
 from crispseg.evaluate.result import Evaluation
-from crispseg.evaluate.tables import percent
+from crispseg.metrics.words import percent
 
 
 def class_changes(a: Evaluation, b: Evaluation) -> list[dict[str, Any]]:

@@ -10,8 +10,9 @@ from crispseg.data.classes import Colour
 from crispseg.evaluate.pictures import mark_colours, window_panels
 from crispseg.evaluate.places import coordinates, large_confusions
 from crispseg.evaluate.result import Evaluation
-from crispseg.evaluate.tables import Table, percent
+from crispseg.evaluate.tables import Table
 from crispseg.evaluate.worst import WorstWindow
+from crispseg.metrics.words import percent
 
 if TYPE_CHECKING:
     from PIL import Image

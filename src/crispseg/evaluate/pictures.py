@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from crispseg.data.classes import IGNORE, Colour
 from crispseg.data.drawing import outline, paint, to_rgb, unlabelled_colour, wrong_colour
-from crispseg.evaluate.tables import percent
 from crispseg.evaluate.worst import WorstWindow
 from crispseg.metrics import Reliability
+from crispseg.metrics.words import percent
 
 if TYPE_CHECKING:
     from PIL import Image, ImageDraw, ImageFont

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from crispseg.evaluate.result import Evaluation
+from crispseg.metrics.words import percent
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,11 +27,6 @@ class Table:
 
 def _line(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
-
-
-def percent(value: float | None) -> str:
-    """A fraction as a percentage; a dash where it is not defined."""
-    return "-" if value is None or value != value else f"{100 * value:.2f}"
 
 
 def headline(evaluation: Evaluation) -> Table:

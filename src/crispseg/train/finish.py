@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from crispseg.files import write_json
+from crispseg.metrics.words import percent
 from crispseg.train.checkpoint import BEST, State, load_checkpoint
 from crispseg.train.distributed import Processes
-from crispseg.train.progress import percent
 from crispseg.train.run_folder import RESULT
 from crispseg.train.step import Stepper
 

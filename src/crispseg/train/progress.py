@@ -6,6 +6,8 @@ import sys
 import time
 from typing import Any
 
+from crispseg.metrics.words import percent
+
 
 class Progress:
     """Loss, score (mIoU), images per second and time left. Silent in all processes but the first."""
@@ -52,11 +54,6 @@ class Progress:
     def close(self) -> None:
         if self._bar is not None:
             self._bar.stop()
-
-
-def percent(value: float | None) -> str:
-    """A fraction as a percentage; a dash where it is not defined."""
-    return "-" if value is None else f"{100 * value:.2f}"
 
 
 def _rich_bar(total: int, done: int) -> Any:

@@ -100,3 +100,14 @@ def test_other_precisions(tmp_path, work, precision):
 def test_small_images(tmp_path, work):
     """Maps so small that other tiles are taken."""
     check(compiled(tmp_path, LAPTOP, work, "--model", "crisp_nano", "--size", "64", "--batch", "1"), LAPTOP)
+
+
+def test_launches_are_listed(tmp_path):
+    words = [sys.executable, "-m", "tests.ops.launches", "crisp_nano", "predict", "--size", "64"]
+    environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
+    lines = subprocess.run(
+        words, env=environment, cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert len(lines) > 100
+    assert lines[0].startswith("_image_kernel (8, 2) BANDS=3 ")
+    assert "image=torch.float32(2, 3, 64, 64)(12288, 4096, 64, 1)" in lines[0]

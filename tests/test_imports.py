@@ -40,3 +40,15 @@ crispseg.create_model("vssd_nano_upernet", num_classes=2)
 print("fine")
 """
     assert run(code) == "fine"
+
+
+def test_a_prediction_loads_no_compiler():
+    """torch's takes a second or two to load, and what is compiled for a fused model is compiled by Triton."""
+    code = """
+import sys, numpy, warnings
+warnings.simplefilter("ignore")
+import crispseg
+crispseg.segment(numpy.zeros((64, 64, 3), numpy.uint8))
+print("torch._dynamo" in sys.modules)
+"""
+    assert run(code) == "False"

@@ -92,8 +92,12 @@ class _Uses(TorchDispatchMode):
     def made_by(self, tensor: Tensor) -> Any:
         return self._watched.get(id(tensor), (None, None))[1]
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def _see(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for leaf in tree_leaves((args, kwargs or {})):
             if id(leaf) in self._watched:
                 self.count[id(leaf)] += 1
         return func(*args, **(kwargs or {}))
+
+
+# Within the class torch would wrap it, and calling what it wraps loads torch's compiler, which takes a second or two.
+_Uses.__torch_dispatch__ = _Uses._see  # type: ignore[assignment, method-assign]

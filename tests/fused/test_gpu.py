@@ -218,6 +218,15 @@ def test_outputs_belong_to_the_caller():
     assert torch.equal(first, kept)
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.parametrize("graphs", [True, False])
+def test_a_model_on_another_than_the_current_device(graphs):
+    model, image = small_crisp().to("cuda:1"), torch.randn(1, 3, 64, 64, device="cuda:1")
+    with torch.no_grad():
+        assert relative_error(model.fused(graphs=graphs)(image), model(image)) < 1e-4
+    assert torch.cuda.current_device() == 0
+
+
 def test_inference_mode_may_come_and_go():
     model, image = small_crisp().cuda(), torch.randn(1, 3, 32, 32, device="cuda")
     fused = model.fused()

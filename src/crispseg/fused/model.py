@@ -62,9 +62,12 @@ class Fused(nn.Module):
 
     @torch.no_grad()
     def forward(self, image: Tensor) -> Tensor:
-        if self.graphs is not None and image.is_cuda and not torch.cuda.is_current_stream_capturing():
+        if not image.is_cuda:
+            return self._compute(image)
+        if self.graphs is not None and not torch.cuda.is_current_stream_capturing():
             return self.graphs(image)
-        return self._compute(image)
+        with torch.cuda.device_of(image):  # Triton launches on the current device, wherever its tensors are
+            return self._compute(image)
 
     @torch.no_grad()
     def _compute(self, image: Tensor) -> Tensor:

@@ -17,6 +17,10 @@ from crispseg.ops.dispatch import A100, ANY_GPU, operator, too_many, why_no_room
 from crispseg.ops.infer.matching import grouped_product
 from crispseg.ops.infer.pixel_attention import MOST_CHANNELS, MOST_TOKENS
 
+# Of an image, that attend each other in one program, whose rows they are. With more it has 64 rows, for which Triton
+# takes Hopper's instructions for products of that size: their tests failed on an H200, for a reason that is not known.
+_MOST_TOGETHER = 32
+
 
 class Join(NamedTuple):
     """How something read (B, T, in) becomes part of the tokens: LayerNorm(tokens + read weight + bias)."""
@@ -72,8 +76,9 @@ def _too_large(tokens: Tensor, *rest: Any) -> str | None:
     return too_many(tokens.shape[-1], MOST_CHANNELS, "channels") or too_many(tokens.shape[-2], MOST_TOKENS, "tokens")
 
 
-def _too_wide(own: OwnAttention | None) -> str | None:
-    return None if own is None else too_many(own.weight.shape[1], 128 * own.heads, "channels of these heads")
+def _cannot_settle(tokens: Tensor, own: OwnAttention | None) -> str | None:
+    wide = None if own is None else too_many(own.weight.shape[1], 128 * own.heads, "channels of these heads")
+    return _too_large(tokens) or wide or too_many(tokens.shape[-2], _MOST_TOGETHER, "tokens of an image")
 
 
 @operator("join_perceptron", gradients="none", room=ANY_GPU, of=2)
@@ -127,9 +132,7 @@ def _(tokens: Tensor, *rest: Any) -> str | None:
 
 @settle.unless
 def _(parts: Tensor, norm: Norm, vectors: Vectors, own: OwnAttention | None) -> str | None:
-    return _too_large(parts) or _too_wide(own)
+    return _cannot_settle(parts, own)
 
 
-@attend_own.unless
-def _(tokens: Tensor, own: OwnAttention) -> str | None:
-    return _too_large(tokens) or _too_wide(own)
+attend_own.unless(_cannot_settle)

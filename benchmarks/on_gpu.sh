@@ -8,7 +8,8 @@
 # warm       compiles the kernels of the steps after it, side by side; half a minute instead of two
 # tests      the tests marked gpu, by SHARES processes side by side, each on its core (all), TESTS_SECONDS at most (400); the
 #            registered models' kernels are compiled first, in PRECOMPILE_SECONDS at most (200). All take 10 to 12 minutes on 16
-#            cores; BEFORE=LOG leaves out what passed in the log of a call that was cut off
+#            cores; BEFORE=LOG leaves out what passed in the log of a call that was cut off; OUT/failures.log says why tests
+#            failed as soon as they do
 # kernels    each of our kernels against torch.compile's code for the same formula: ten processes compile side by side,
 #            then one measures
 # profile    where a fused crisp_tiny spends its time
@@ -60,7 +61,7 @@ run_tests() {
     timeout -k 5 "${PRECOMPILE_SECONDS:-200}" "$PYTHON" -m tests.models.precompile
   fi
   # without timm most rivals would be passed over, and the run would look complete
-  CRISPSEG_TEST_ALL_MODELS=1 OMP_NUM_THREADS=1 timeout -s INT -k 20 "$TESTS_SECONDS" "$PYTHON" -m pytest -n "$SHARES" --dist worksteal -v --tb=short \
+  CRISPSEG_TEST_FAILURES="$OUT/failures.log" CRISPSEG_TEST_ALL_MODELS=1 OMP_NUM_THREADS=1 timeout -s INT -k 20 "$TESTS_SECONDS" "$PYTHON" -m pytest -n "$SHARES" --dist worksteal -v --tb=short \
     -m gpu -p no:cacheprovider --durations=30 "${tests[@]}"
 }
 run_kernels() {

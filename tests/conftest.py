@@ -20,6 +20,14 @@ def pytest_configure() -> None:
         os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Why a test failed is told at once, where a run may be cut off before its summary (`on_gpu.sh tests`)."""
+    path = os.environ.get("CRISPSEG_TEST_FAILURES")
+    if path and report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(f"{report.nodeid}\n{report.longreprtext}\n\n")
+
+
 @pytest.fixture(autouse=True)
 def _same_start() -> None:
     """Whatever ran before: training switches TF32 on for the whole process. Float32 is float32 here, in cuDNN too."""

@@ -44,7 +44,9 @@ def draw(*shape, dtype):
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("length", [1, 63, 16384, 70001])
-@pytest.mark.parametrize(("batch", "tokens", "heads", "width"), [(1, 6, 8, 256), (3, 32, 8, 128), (2, 1, 4, 64)])
+@pytest.mark.parametrize(
+    ("batch", "tokens", "heads", "width"), [(1, 6, 8, 256), (3, 32, 8, 128), (2, 1, 4, 64), (1, 64, 8, 128)]
+)
 def test_attention(batch, tokens, heads, width, length, dtype):
     size = heads * width
     packed = draw(batch, tokens, 2 * size + heads + 8, dtype=dtype) / width**0.5

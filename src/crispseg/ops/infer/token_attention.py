@@ -15,11 +15,10 @@ from torch.nn import functional
 from crispseg.ops.common.norm import Norm
 from crispseg.ops.dispatch import A100, ANY_GPU, operator, too_many, why_no_room
 from crispseg.ops.infer.matching import grouped_product
-from crispseg.ops.infer.pixel_attention import MOST_CHANNELS, MOST_TOKENS
+from crispseg.ops.infer.pixel_attention import MOST_CHANNELS
 
-# Of an image, that attend each other in one program, whose rows they are. With more it has 64 rows, for which Triton
-# takes Hopper's instructions for products of that size: their tests failed on an H200, for a reason that is not known.
-_MOST_TOGETHER = 32
+# The tests of these kernels with 64 tokens failed on an H200, for a reason that is not known; with 19 they pass.
+_MOST_TOKENS = 32
 
 
 class Join(NamedTuple):
@@ -73,12 +72,11 @@ class OwnAttention(NamedTuple):
 
 
 def _too_large(tokens: Tensor, *rest: Any) -> str | None:
-    return too_many(tokens.shape[-1], MOST_CHANNELS, "channels") or too_many(tokens.shape[-2], MOST_TOKENS, "tokens")
+    return too_many(tokens.shape[-1], MOST_CHANNELS, "channels") or too_many(tokens.shape[-2], _MOST_TOKENS, "tokens")
 
 
-def _cannot_settle(tokens: Tensor, own: OwnAttention | None) -> str | None:
-    wide = None if own is None else too_many(own.weight.shape[1], 128 * own.heads, "channels of these heads")
-    return _too_large(tokens) or wide or too_many(tokens.shape[-2], _MOST_TOGETHER, "tokens of an image")
+def _too_wide(own: OwnAttention | None) -> str | None:
+    return None if own is None else too_many(own.weight.shape[1], 128 * own.heads, "channels of these heads")
 
 
 @operator("join_perceptron", gradients="none", room=ANY_GPU, of=2)
@@ -132,7 +130,9 @@ def _(tokens: Tensor, *rest: Any) -> str | None:
 
 @settle.unless
 def _(parts: Tensor, norm: Norm, vectors: Vectors, own: OwnAttention | None) -> str | None:
-    return _cannot_settle(parts, own)
+    return _too_large(parts) or _too_wide(own)
 
 
-attend_own.unless(_cannot_settle)
+@attend_own.unless
+def _(tokens: Tensor, own: OwnAttention) -> str | None:
+    return _too_large(tokens) or _too_wide(own)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -29,6 +31,19 @@ def test_several_scales_are_the_mean_of_each() -> None:
     each = torch.stack([probabilities(model, image, scale) for scale in scales])
     torch.testing.assert_close(probabilities(model, image, *scales), each.mean(0))
     assert each[0].shape == (1, 3, 33, 47) and not torch.allclose(each[0], each[1], atol=1e-2)
+
+
+def test_the_temperature_is_that_of_each_view() -> None:
+    model, image = blur_model(), torch.randn(1, 3, 33, 47)
+    scales = (0.5, 1.0, 1.25)
+    model.info = dataclasses.replace(model.info, temperature=0.5)
+    for fused in (False, True):
+        shown = [AtScales(model, which) for which in (scales, *((scale,) for scale in scales))]
+        with torch.no_grad():
+            logits = [(each.fused() if fused else each)(image) for each in shown]
+            together, *each = [x.probabilities(z) for x, z in zip(shown, logits, strict=True)]
+            torch.testing.assert_close(together, torch.stack(each).mean(0))
+            torch.testing.assert_close(each[1], model.probabilities(model(image)))
 
 
 def test_an_even_image_looks_alike_at_every_size() -> None:

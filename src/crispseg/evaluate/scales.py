@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -14,13 +15,15 @@ from crispseg.models.base import SegmentationModel
 class AtScales(SegmentationModel):
     """Shows the image to `model` at each scale, and averages the probabilities at the image's own size.
 
-    What it returns are logarithms of probabilities: logits like any other model's.
+    What it returns are logarithms of probabilities: logits like any other model's, of temperature 1, as the card's
+    is for the logits of one view.
     """
 
     def __init__(self, model: SegmentationModel, scales: tuple[float, ...]) -> None:
         super().__init__()
         self.model, self.scales = model, scales
-        self.name, self.info = model.name, model.info
+        self.name, self.info = model.name, dataclasses.replace(model.info, temperature=1.0)
+        self.temperature = model.info.temperature
         self.num_classes, self.in_channels = model.num_classes, model.in_channels
         self.normalises = model.normalises
 
@@ -35,8 +38,8 @@ class AtScales(SegmentationModel):
 
     def _probabilities(self, image: Tensor, size: tuple[int, int], scale: float) -> Tensor:
         shown = (max(1, round(size[0] * scale)), max(1, round(size[1] * scale)))
-        probabilities = self.model(_resized(image, shown)).float().softmax(1)
-        return _resized(probabilities, size)
+        logits = self.model(_resized(image, shown)).float() / self.temperature
+        return _resized(logits.softmax(1), size)
 
 
 def _resized(x: Tensor, size: tuple[int, int]) -> Tensor:

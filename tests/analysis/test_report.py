@@ -50,7 +50,7 @@ def test_all_files_are_there_and_name_the_protocol(report: Path, analysis: Analy
     name = analysis.looks[0].name
     assert files(report) == [
         *("analysis.html", "analysis.json", "analysis.md", "gates.png"),
-        *(f"images/{name}-{kind}.jpg" for kind in KINDS),
+        *(f"images/01-{name}-{kind}.jpg" for kind in KINDS),
         *("prototypes.png", "spectrum.csv", "spectrum.png"),
     ]
     for text in ("analysis.html", "analysis.json", "analysis.md", "spectrum.csv"):
@@ -68,6 +68,18 @@ def test_the_page_needs_nothing_but_its_folder(report: Path) -> None:
     pictures = {name for name in files(report) if name.endswith((".png", ".jpg"))}
     assert links == pictures
     assert "a &lt;b&gt;" in text and "mind &amp; &lt;heed&gt;" in text and "<heed>" not in text
+
+
+def test_images_called_nearly_alike_have_their_own_pictures(analysis: Analysis, tmp_path: Path) -> None:
+    (look,) = analysis.looks
+    right = dict.fromkeys(look.predictions, look.truth)
+    other = dataclasses.replace(look, name="a_b", predictions=right)
+    looks = (dataclasses.replace(look, name="a b"), other)
+    write_analysis(dataclasses.replace(analysis, looks=looks), tmp_path / "out")
+    first, second = sorted((tmp_path / "out" / "images").glob("*-errors.jpg"))
+    assert first.read_bytes() != second.read_bytes()
+    text = (tmp_path / "out" / "analysis.html").read_text()
+    assert 0 < text.index("a b<") < text.index(first.name) < text.index("a_b<") < text.index(second.name)
 
 
 def test_json_and_csv_say_the_same(report: Path, analysis: Analysis) -> None:

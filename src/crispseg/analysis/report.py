@@ -38,20 +38,22 @@ def analysis_files(analysis: Analysis) -> dict[str, bytes]:
     tables = all_tables(analysis)
     plots = draw_plots(analysis)
     notes = [*analysis.notes, *([] if plots else [MISSING])]
-    pictures = {name: picture for look in analysis.looks for name, picture in _pictures(analysis, look)}
+    drawn = [dict(_pictures(analysis, number, look)) for number, look in enumerate(analysis.looks, 1)]
+    pictures = {name: picture for each in drawn for name, picture in each.items()}
     files = {
         "analysis.json": (json.dumps(analysis.to_dict(), indent=2, ensure_ascii=False) + "\n").encode(),
         "analysis.md": _markdown(analysis, notes, tables).encode(),
         **plots,
         **pictures,
-        PAGE: _page(analysis, notes, tables, plots, pictures).encode(),
+        PAGE: _page(analysis, notes, tables, plots, drawn).encode(),
     }
     if any(variant.spectrum for variant in analysis.variants.values()):
         files["spectrum.csv"] = spectrum_csv(analysis).encode()
     return files
 
 
-def _pictures(analysis: Analysis, look: Look) -> Iterable[tuple[str, bytes]]:
+def _pictures(analysis: Analysis, number: int, look: Look) -> Iterable[tuple[str, bytes]]:
+    """Numbered, as two images may be called alike but for what a file's name should not have."""
     protocol, focus = analysis.conditions.protocol, analysis.conditions.settings.focus
     name = re.sub(r"[^\w.-]+", "_", look.name)
     drawn = {"errors": draw_errors(look, protocol.classes, protocol.palette)}
@@ -62,7 +64,7 @@ def _pictures(analysis: Analysis, look: Look) -> Iterable[tuple[str, bytes]]:
     if look.activity:
         drawn["activity"] = draw_activity(look)
     for kind, picture in drawn.items():
-        yield f"images/{name}-{kind}.jpg", encoded(picture, "jpeg")
+        yield f"images/{number:02d}-{name}-{kind}.jpg", encoded(picture, "jpeg")
 
 
 def _title(analysis: Analysis) -> str:
@@ -76,7 +78,11 @@ def _markdown(analysis: Analysis, notes: Iterable[str], tables: list[Table]) -> 
 
 
 def _page(
-    analysis: Analysis, notes: Iterable[str], tables: list[Table], plots: Iterable[str], pictures: Iterable[str]
+    analysis: Analysis,
+    notes: Iterable[str],
+    tables: list[Table],
+    plots: Iterable[str],
+    pictures: Iterable[Iterable[str]],  # of each image that is drawn
 ) -> str:
     from crispseg.view.pages import render_alone
 
@@ -100,15 +106,9 @@ def _page(
                 "where": _where(look),
                 "pictures": [{"file": n, "caption": _KINDS[n.rpartition("-")[2].removesuffix(".jpg")]} for n in names],
             }
-            for look, names in _by_image(analysis, pictures)
+            for look, names in zip(analysis.looks, pictures, strict=True)
         ],
     )
-
-
-def _by_image(analysis: Analysis, pictures: Iterable[str]) -> Iterable[tuple[Look, list[str]]]:
-    for look in analysis.looks:
-        name = re.sub(r"[^\w.-]+", "_", look.name)
-        yield look, [f"images/{name}-{kind}.jpg" for kind in _KINDS if f"images/{name}-{kind}.jpg" in pictures]
 
 
 def _where(look: Look) -> str:

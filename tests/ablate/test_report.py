@@ -109,6 +109,16 @@ def test_the_papers_numbers_of_a_data_set_stand_beside_ours_on_it(tmp_path):
     assert b == "| b | 2 | 50.00 ± 0.00 | 70.38 | 2 | 50.00 ± 0.00 |  |  |"
 
 
+def test_rows_that_were_scored_on_something_else_are_warned_of(tmp_path):
+    values = {(row, label, 0): result(0.5) for row in "ab" for label in "de"}
+    values["b", "e", 0]["protocol"] = "q #2"
+    plan, store = make(tmp_path, ["d", "e"], values)
+    text = report(TABLE, plan, store, None)
+    (warning,) = json.loads((tmp_path / "t.json").read_text())["warnings"]
+    assert warning.startswith("rows of e are scored differently") and warning.endswith(": 'a' on p #1; 'b' on q #2")
+    assert f"Warning: {warning}.\n" in text
+
+
 def test_what_is_missing_is_said(tmp_path):
     plan, store = make(tmp_path, ["d"], {("a", "d", 0): result(0.5)})
     runs = plan.places

@@ -10,6 +10,7 @@ from typing import Any
 from crispseg import config as configs
 from crispseg.ablate import plot, speed
 from crispseg.ablate.plan import ExperimentPlan, Place, slug
+from crispseg.ablate.start import named
 from crispseg.ablate.statistics import BEST, Column, Difference, Result, Summary, columns, compared, paired, summarise
 from crispseg.ablate.store import Store
 from crispseg.ablate.table import Row, Table
@@ -42,6 +43,23 @@ class Found:
     @property
     def compared(self) -> tuple[Column, ...]:
         return compared(self.table.scores)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What is doubtful about the table."""
+        scored = [text for label in self.labels if (text := self._scored_differently(label))]
+        return [*self.plan.warnings(self.table), *scored]
+
+    def _scored_differently(self, label: str) -> str:
+        """Two numbers may be compared only if the lines that tell what they were made on agree."""
+        rows: dict[str, dict[str, None]] = {}
+        for place, result in self.results.items():
+            if place.data == label:
+                rows.setdefault(str(result["protocol"]), {})[place.row] = None
+        if len(rows) < 2:
+            return ""
+        lines = "; ".join(f"{named(list(names))} on {line}" for line, names in rows.items())
+        return f"rows of {label} are scored differently, so their differences are not of their settings alone: {lines}"
 
     def of(self, row: Row, labels: Sequence[str]) -> dict[tuple[str, int], Result]:
         """The row's results, by data set and seed."""
@@ -127,7 +145,7 @@ def as_values(found: Found) -> dict[str, Any]:
         "data": found.labels,
         "seeds": list(found.plan.seeds),
         "start": {label: dict(found.plan.starts[found.table.name, label].weights) for label in found.labels},
-        "warnings": found.plan.warnings(found.table),
+        "warnings": found.warnings,
         "rows": [_row_values(found, row) for row in found.table.rows],
         "timed_only": {word: speed.columns(found.timings, word) for word in _beside(found)} if found.timings else {},
     }
@@ -170,7 +188,7 @@ def as_markdown(found: Found) -> str:
         lines += ["", f"Missing are {len(found.missing)} of {runs} runs:", ""]
         lines += [f"- {place.row}, {place.data}, seed {place.seed}: {why}" for place, why in found.missing.items()]
     lines += ["", *_facts(found), "", *found.plan.start_lines(found.table)]
-    lines += [f"Warning: {text}." for text in found.plan.warnings(found.table)]
+    lines += [f"Warning: {text}." for text in found.warnings]
     if found.timings is not None:
         lines += ["", *speed.footnotes(found.timings)]
     return "\n".join([*lines, *(["", found.table.notes.strip()] if found.table.notes else [])]) + "\n"

@@ -30,7 +30,7 @@ class Start:
     def __str__(self) -> str:
         rows = _by_start(self.weights)
         if len(rows) > 1:
-            return "; ".join(f"{_named(names)} from {spoken(word)}" for word, names in rows.items())
+            return "; ".join(f"{named(names)} from {spoken(word)}" for word, names in rows.items())
         (word,) = rows
         why = "as asked" if self.asked else _WHY_RANDOM if word == SCRATCH else ""
         return f"all rows from {spoken(word)}" + (f" ({why})" if why else "")
@@ -69,7 +69,7 @@ def _warn_of_differences(weights: Mapping[str, str]) -> list[str]:
     rows = _by_start(weights)
     if len(rows) == 1:
         return []
-    starts = ", ".join(f"{spoken(word)} ({_named(names)})" for word, names in rows.items())
+    starts = ", ".join(f"{spoken(word)} ({named(names)})" for word, names in rows.items())
     return [f"rows start differently, so their differences are not of their settings alone: {starts}"]
 
 
@@ -86,11 +86,12 @@ def _warn_of_other_functions(rows: Mapping[str, TrainConfig]) -> list[str]:
         ):
             other.setdefault(word, []).append(name)
     return [
-        f"{word} was trained as another network than {_named(names)}: it may suit some rows better than others"
+        f"{word} was trained as another network than {named(names)}: it may suit some rows better than others"
         for word, names in other.items()
     ]
 
 
-def _named(names: Sequence[str]) -> str:
+def named(names: Sequence[str]) -> str:
+    """Rows in a sentence, the first few of many."""
     shown = ", ".join(repr(name) for name in names[:_NAMED])
     return shown if len(names) <= _NAMED else f"{shown} and {len(names) - _NAMED} more"

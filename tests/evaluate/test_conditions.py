@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
+import rasterio
 
-from crispseg.data.folder import Folder
+from crispseg.data.folder import Folder, open_folder
 from crispseg.errors import UserError
 from crispseg.evaluate.conditions import Conditions, Settings, settle
+from tests.evaluate.toy import labels, write_folder
+from tests.geo.rasters import UTM, random_pixels, write_raster
 
 
 def settled(folder: Folder, **choices: Any) -> Conditions:
@@ -76,6 +80,31 @@ def test_tolerance(folder: Folder, text: str, resolution: float | None, pixels: 
     conditions = settled(scaled(folder, resolution), tolerance=text)
     assert conditions.tolerance == pytest.approx(pixels)
     assert conditions.metres == (None if metres is None else pytest.approx(metres))
+
+
+def test_metres_where_the_images_alone_tell_the_scale(tmp_path: Path) -> None:
+    root = write_folder(tmp_path / "own", {f"site{n}": (labels(n, (40, 50)),) * 2 for n in range(2)})
+
+    def refer(name: str, times: float) -> None:
+        (root / "images" / f"{name}.png").unlink(missing_ok=True)
+        along, across = (
+            0.4 * times,
+            0.3 * times,
+        )  # turned: pixels of half a metre have sides that lie 0.4 and 0.3 m over
+        turned = rasterio.Affine(along, across, 400_000, across, -along, 5_000_000)
+        pixels = random_pixels(3, 40, 50)
+        write_raster(root / "images" / f"{name}.tif", pixels, crs=UTM["crs"], transform=turned)
+
+    refer("site0", 1)
+    with pytest.raises(UserError, match="needs data with a known scale"):
+        settled(open_folder(root), tolerance="1.5m")  # the other is a picture
+    refer("site1", 1)
+    conditions = settled(open_folder(root), tolerance="1.5m")
+    assert (conditions.tolerance, conditions.metres) == (pytest.approx(3), pytest.approx(1.5))
+    assert conditions.line.endswith("within 3 px (1.5 m)")
+    refer("site1", 2)
+    with pytest.raises(UserError, match=r"pixels of these images are 0\.5 to 1 m.*give it in pixels"):
+        settled(open_folder(root), tolerance="1.5m")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ from crispseg.data.folder import Folder, Record
 from crispseg.data.protocol import Labels, Protocol
 from crispseg.errors import UserError
 from crispseg.predict.evaluate import views
+
+_ALIKE = 1.01  # how far pixel sizes of one data set may differ for a tolerance in metres
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +115,7 @@ def settle(settings: Settings, folder: Folder, split: str | None) -> Conditions:
     if settings.worst < 0:
         raise UserError(f"the number of worst windows must be at least 0, not {settings.worst}")
     tile, overlap = _windows(settings, protocol)
-    tolerance, metres = _tolerance(settings.tolerance, protocol.resolution)
+    tolerance, metres = _tolerance(settings.tolerance, protocol.resolution, records)
     labels = protocol.labels(split)
     require_labels(folder, split, records, labels, "score against")
     with_edges = all(protocol.boundary_labels in record.masks for record in records)
@@ -155,16 +158,36 @@ def _windows(settings: Settings, protocol: Protocol) -> tuple[int, int]:
     return tile, overlap
 
 
-def _tolerance(text: str, resolution: float | None) -> tuple[float, float | None]:
-    """Pixels and metres of a length such as 3, 3px or 0.5m."""
+def _tolerance(text: str, resolution: float | None, records: Sequence[Record]) -> tuple[float, float | None]:
+    """Pixels and metres of a length such as 3, 3px or 0.5m; where the protocol has no scale, the images may tell."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(px|m|)\s*", text)
     if found is None:
         raise UserError(f"the tolerance {text!r} is no length; give pixels as in 3px, or metres as in 0.5m")
     value, unit = float(found[1]), found[2]
     if unit == "m":
+        resolution = resolution or _told_by_images(records)
         if resolution is None:
             raise UserError(f"a tolerance of {text} needs data with a known scale; give it in pixels, as in 3px")
         value /= resolution
     if value < 1:
         raise UserError(f"the tolerance {text} is {value:g} px; it must be at least one pixel")
     return value, None if resolution is None else value * resolution
+
+
+def _told_by_images(records: Sequence[Record]) -> float | None:
+    """Metres per pixel, where every image is a raster that tells them."""
+    try:
+        from crispseg.geo.ground import read_ground
+
+        sizes = [read_ground([path]).middle for path in dict.fromkeys(str(record.image) for record in records)]
+    except (ImportError, UserError):  # a picture that GDAL does not read tells nothing
+        return None
+    told = [size for size in sizes if size is not None]
+    if not told or len(told) < len(sizes):
+        return None
+    if max(told) > _ALIKE * min(told):
+        raise UserError(
+            f"pixels of these images are {min(told):g} to {max(told):g} m: a tolerance in metres is another number of "
+            "pixels in each; give it in pixels, as in 3px"
+        )
+    return statistics.median(told)

@@ -99,7 +99,7 @@ def _warnings(shares: dict[str, dict[str, float]]) -> Iterable[str]:
         if train and not train[name]:
             yield f"class {name!r} is in no training image: it cannot be learnt"
         elif val and not val[name]:
-            yield f"class {name!r} is in no validation image: its score is not defined there, and means leave it out"
+            yield f"class {name!r} is in no validation image: it has no score there, and 0 if it is predicted"
     if train and val and sum(abs(train[n] - val[n]) for n in train) / 2 > _UNLIKE:
         most = max(val, key=lambda name: abs(val[name] - train[name]))
         yield (

@@ -204,6 +204,8 @@ def test_interrupted_it_says_what_is_missing_and_goes_on(places):
         (["nothere.yaml"], "no table file nothere.yaml"),
         (["{dco}", "--together", "0"], "--together must be at least 1"),
         (["{dco}", "optimiser.lr=1"], "unknown config key 'optimiser'"),
+        (["{dco}", "seed=3"], "give --seeds 3"),
+        (["{dco}", "out=elsewhere"], "give --out elsewhere"),
     ],
 )
 def test_mistakes_are_told(places, capsys, words, said):

@@ -21,6 +21,8 @@ from crispseg.errors import UserError
 from crispseg.train.config import TrainConfig, config_from
 from crispseg.train.run_folder import RESULT
 
+_OPTIONS = {"seed": "--seeds", "out": "--out"}  # keys of a config that are options of the command
+
 
 @dataclasses.dataclass(frozen=True)
 class DataSet:
@@ -113,6 +115,10 @@ def make_plan(
     names = [table.name for table in tables]
     if len(set(names)) < len(names):
         raise UserError(f"two tables are called {next(n for n in names if names.count(n) > 1)!r}; give one a `name:`")
+    for word in words:
+        name, _, value = word.partition("=")
+        if name in _OPTIONS:  # the plan sets it for every run
+            raise UserError(f"{word} says nothing here, as every run has its own; give {_OPTIONS[name]} {value}")
     seeds = list(dict.fromkeys(seeds))
     places: dict[Place, Run] = {}
     starts: dict[tuple[str, str], Start] = {}

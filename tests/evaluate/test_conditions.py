@@ -87,10 +87,7 @@ def test_metres_where_the_images_alone_tell_the_scale(tmp_path: Path) -> None:
 
     def refer(name: str, times: float) -> None:
         (root / "images" / f"{name}.png").unlink(missing_ok=True)
-        along, across = (
-            0.4 * times,
-            0.3 * times,
-        )  # turned: pixels of half a metre have sides that lie 0.4 and 0.3 m over
+        along, across = 0.4 * times, 0.3 * times  # turned: a pixel's side of half a metre goes 0.4 and 0.3 m over
         turned = rasterio.Affine(along, across, 400_000, across, -along, 5_000_000)
         pixels = random_pixels(3, 40, 50)
         write_raster(root / "images" / f"{name}.tif", pixels, crs=UTM["crs"], transform=turned)

@@ -1,14 +1,16 @@
-"""A real S3 server and a web server that serves ranges, both on the loopback.
+"""A real S3 server and web servers with and without ranges, all on the loopback.
 
 Each runs in a process of its own: rasterio keeps Python's lock while it opens a file, so a thread could not answer it.
 
-    python tests/geo/servers.py s3
+    python tests/geo/servers.py s3 [ACTIONS]
     python tests/geo/servers.py ranges FOLDER FAILURES
+    python tests/geo/servers.py plain FOLDER
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.server
 import json
 import os
@@ -17,14 +19,17 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 
 @contextlib.contextmanager
-def s3_server(bucket: str = "bucket") -> Iterator[dict[str, str]]:
-    """moto's server with one bucket; gives the environment that lets GDAL find it."""
-    with _started("s3") as port:
+def s3_server(bucket: str = "bucket", strict: bool = False) -> Iterator[dict[str, str]]:
+    """moto's server with one bucket; gives the environment that lets GDAL find it.
+
+    A strict one knows no access key: it refuses all but the first action, which makes the bucket.
+    """
+    with _started("s3", *["1"] * strict) as port:
         urllib.request.urlopen(urllib.request.Request(f"http://127.0.0.1:{port}/{bucket}", method="PUT")).close()
         yield {
             "AWS_S3_ENDPOINT": f"127.0.0.1:{port}",
@@ -56,6 +61,13 @@ def read_object(environment: dict[str, str], key: str, bucket: str = "bucket") -
 def range_server(folder: os.PathLike[str], failures: int = 0) -> Iterator[str]:
     """Its address; the first `failures` range requests are answered with 503."""
     with _started("ranges", os.fspath(folder), str(failures)) as port:
+        yield f"http://127.0.0.1:{port}"
+
+
+@contextlib.contextmanager
+def plain_server(folder: os.PathLike[str]) -> Iterator[str]:
+    """The address of one that gives files as a whole only."""
+    with _started("plain", os.fspath(folder)) as port:
         yield f"http://127.0.0.1:{port}"
 
 
@@ -119,12 +131,21 @@ class _Ranges(http.server.BaseHTTPRequestHandler):
 
 def _serve_ranges(folder: str, failures: str) -> None:
     _Ranges.folder, _Ranges.failures = Path(folder), int(failures)
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Ranges)
+    _serve(_Ranges)
+
+
+def _serve_plain(folder: str) -> None:
+    _serve(functools.partial(http.server.SimpleHTTPRequestHandler, directory=folder))
+
+
+def _serve(handler: Callable[..., http.server.BaseHTTPRequestHandler]) -> None:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     print(server.server_address[1], flush=True)
     server.serve_forever()
 
 
-def _serve_s3() -> None:
+def _serve_s3(open_actions: str = "inf") -> None:
+    os.environ["INITIAL_NO_AUTH_ACTION_COUNT"] = open_actions  # read when moto is imported
     from moto.server import ThreadedMotoServer
 
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
@@ -134,4 +155,4 @@ def _serve_s3() -> None:
 
 
 if __name__ == "__main__":
-    {"s3": _serve_s3, "ranges": _serve_ranges}[sys.argv[1]](*sys.argv[2:])
+    {"s3": _serve_s3, "ranges": _serve_ranges, "plain": _serve_plain}[sys.argv[1]](*sys.argv[2:])

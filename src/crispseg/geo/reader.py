@@ -16,7 +16,7 @@ from crispseg.errors import UserError
 from crispseg.geo.drivers import ALL, is_name, open_allowed
 from crispseg.geo.gdal import bounded_cache, quiet
 from crispseg.geo.grid import Grid
-from crispseg.geo.store import exists, gdal_name, is_remote
+from crispseg.geo.store import check_readable, exists, gdal_name, is_remote
 from crispseg.geo.vrt import vrt_files
 from crispseg.raster.source import Pixels, Window, fill_gaps
 from crispseg.raster.values import some_windows
@@ -156,8 +156,10 @@ def open_raster(path: str, drivers: tuple[str, ...] = ()) -> Any:
         with quiet():
             dataset = open_allowed(gdal_name(path), drivers)
     except RasterioIOError as error:
-        if is_remote(path) and not exists(path):
-            raise UserError(f"there is no {path}") from error
+        if is_remote(path):
+            if not exists(path):
+                raise UserError(f"there is no {path}") from error
+            check_readable(path)
         raise UserError(f"{path} cannot be read as a raster: {_one_line(error)}") from error
     _check_neighbours(dataset, path)
     if not dataset.count:
@@ -263,9 +265,10 @@ def explaining_damage(path: str, window: Window) -> Iterator[None]:
         rows = f"rows {window.top} to {window.top + window.height - 1}"
         cols = f"columns {window.left} to {window.left + window.width - 1}"
         reason = _one_line(error.__cause__ or error)
-        raise UserError(
-            f"{path} cannot be read at {rows}, {cols}: {reason}; the file may be damaged or cut short"
-        ) from error
+        fault = "the file may be damaged or cut short"
+        if is_remote(path):
+            fault = "the network may have failed (give the command again), or the file is damaged"
+        raise UserError(f"{path} cannot be read at {rows}, {cols}: {reason}; {fault}") from error
 
 
 def _one_line(error: BaseException) -> str:

@@ -12,6 +12,7 @@ import ctypes
 import functools
 import hashlib
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,8 +42,10 @@ _CREDENTIALS = {
     "gs": "GOOGLE_APPLICATION_CREDENTIALS, GS_OAUTH2_REFRESH_TOKEN, or GS_NO_SIGN_REQUEST=YES",
     "az": "AZURE_STORAGE_CONNECTION_STRING, or AZURE_STORAGE_ACCOUNT with its key or token",
 }
-_ABSENT = ("404", "NoSuchKey", "does not exist", "not found", "Not Found")
-_NOT_ALLOWED = ("credential", "accessdenied", "access denied", "401", "403", "signature")
+# What servers say of an object that is not there (not of its bucket, nor of an access key), and of missing rights.
+_ABSENT = re.compile(r"code ?: 404\b|NoSuchKey|specified (key|blob) does not exist|not found", re.IGNORECASE)
+_NOT_ALLOWED = re.compile(r"credential|access ?denied|access key|signature|: 40[13]\b", re.IGNORECASE)
+_NO_RANGES = "Range downloading not supported"
 
 
 def scheme_of(name: str) -> str:
@@ -62,9 +65,8 @@ def gdal_name(name: str) -> str:
     if not scheme:
         return name
     prepare_network()
-    if scheme in _WEB:
-        return f"/vsicurl/{name}"
-    return _SYSTEMS[scheme] + name.partition("://")[2]
+    rest = name.partition("://")[2]
+    return f"/vsicurl/{scheme}://{rest}" if scheme in _WEB else _SYSTEMS[scheme] + rest
 
 
 @functools.cache
@@ -81,13 +83,22 @@ def prepare_network() -> None:
 
 
 def exists(name: str) -> bool:
-    with _opened(name, "rb") as handle:
-        if handle:
-            return True
-        reason = _reason()
-    if _means_absent(reason):
+    reason = _refused(name)
+    if reason is None:
+        return True
+    if not reason or _ABSENT.search(reason):
         return False
     raise _refusal(name, "looked at", reason)
+
+
+def check_readable(name: str) -> None:
+    """Refuse an object of which the server gives not even the first byte."""
+    with _opened(name, "rb") as handle:
+        if handle and _gdal().VSIFReadL(ctypes.create_string_buffer(1), 1, 1, handle):
+            return
+        reason = _reason()
+    if reason:
+        raise _refusal(name, "read", reason)
 
 
 def size_of(name: str) -> int:
@@ -157,13 +168,16 @@ def check_writable(folder: str) -> None:
 
 def list_folder(name: str) -> list[str]:
     """The full names of the objects right below a folder, in order."""
+    if scheme_of(name) in _WEB:
+        raise UserError(f"{name} cannot be listed, as no folder of a web server can; name files, or a STAC catalogue")
+    folder = name.rstrip("/")
     with _quiet() as gdal:
-        names = gdal.VSIReadDir(gdal_name(name.rstrip("/")).encode())
+        names = gdal.VSIReadDir(gdal_name(folder).encode())
         found, reason = _strings(names), _reason()
         gdal.CSLDestroy(names)
     if not found:
-        raise _refusal(name, "listed", reason)
-    return [f"{name.rstrip('/')}/{inside}" for inside in sorted(found)]
+        raise _refusal(name, "listed", _root_of(reason, f"{folder}/.crisp"))
+    return [f"{folder}/{inside}" for inside in sorted(found)]
 
 
 def refuse_web(name: str) -> None:
@@ -175,13 +189,31 @@ def _write(name: str, pieces: Iterator[bytes], told_as: str = "") -> None:
     with _quiet() as gdal:
         handle = gdal.VSIFOpenExL(gdal_name(name).encode(), b"wb", 1)
         if not handle:
-            raise _refusal(told_as or name, "written", _reason())
+            raise _refusal(told_as or name, "written", _root_of(_reason(), name))
         complete = all(gdal.VSIFWriteL(piece, 1, len(piece), handle) == len(piece) for piece in pieces)
         closed = gdal.VSIFCloseL(handle) == 0  # the object appears here
         reason = _reason()
-        gdal.VSICurlPartialClearCache(gdal_name(name).encode())  # GDAL remembers that it was not there
+        _forget(name)  # GDAL remembers that it was not there
     if not (complete and closed):
-        raise _refusal(told_as or name, "written", reason)
+        raise _refusal(told_as or name, "written", _root_of(reason, name))
+
+
+def _refused(name: str) -> str | None:
+    """Why the server, asked anew, gives no such object, perhaps without a word; None where it does."""
+    _forget(name)
+    with _opened(name, "rb") as handle:
+        return None if handle else _reason()
+
+
+def _forget(name: str) -> None:
+    """GDAL remembers what a server said, and that it could not be reached as if nothing were there."""
+    _gdal().VSICurlPartialClearCache(gdal_name(name).encode())
+
+
+def _root_of(reason: str, name: str) -> str:
+    """Of writing and listing GDAL tells only that it failed; asked for an object there, the server says more."""
+    said = _refused(name)
+    return said if said and not _ABSENT.search(said) else reason
 
 
 @contextlib.contextmanager
@@ -211,21 +243,15 @@ def _quiet() -> Iterator[Any]:
 def _reason() -> str:
     gdal = _gdal()
     told = gdal.VSIGetLastErrorMsg() or gdal.CPLGetLastErrorMsg() or b""
-    return " ".join(told.decode("utf-8", "replace").split()).rstrip(".")
-
-
-def _means_absent(reason: str) -> bool:
-    return not reason or any(
-        word in reason for word in ("404", "NoSuchKey", "does not exist", "not found", "Not Found")
-    )
+    return " ".join(told.decode("utf-8", "replace").split()).rstrip(".!")
 
 
 def _refusal(name: str, what: str, reason: str) -> UserError:
     scheme = scheme_of(name)
-    if any(
-        word in reason.lower() for word in ("credential", "accessdenied", "access denied", "403", "401", "signature")
-    ):
+    if _NOT_ALLOWED.search(reason):
         hint = f"; credentials are taken from {_CREDENTIALS[scheme]}" if scheme in _CREDENTIALS else ""
+    elif _NO_RANGES in reason:
+        hint = "; copy the file here"
     else:
         hint = "; check the name and the network"
     return UserError(f"{name} cannot be {what}: {reason or 'there is nothing of that name'}{hint}")

@@ -1,5 +1,6 @@
 """Objects in a real S3 server and files of a web server, through GDAL's virtual file systems."""
 
+import datetime
 import socket
 
 import numpy as np
@@ -32,6 +33,7 @@ def test_put_read_and_remove(bucket, tmp_path):
     assert store.exists(name) and store.size_of(name) == len(data)
     assert store.read_bytes(name, 1 << 30) == data
     first = store.fingerprint(name)
+    assert abs(store.written_at(name) - datetime.datetime.now(datetime.UTC)) < datetime.timedelta(minutes=5)
     (tmp_path / "x.bin").write_bytes(data[::-1])
     store.put(tmp_path / "x.bin", name)
     assert store.fingerprint(name) != first, "as long, but another object"

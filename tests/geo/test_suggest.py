@@ -1,6 +1,7 @@
 """Windows to label, against a plain search over the whole confidence map."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pyogrio
@@ -9,6 +10,7 @@ import shapely
 
 from crispseg.cli.main import main
 from crispseg.errors import UserError
+from crispseg.geo import store
 from crispseg.geo.suggest import least_certain, suggest
 from tests.geo.rasters import UTM, write_raster
 
@@ -65,6 +67,16 @@ def test_the_package_holds_windows_and_the_predicted_regions_in_them(maps):
     frames = shapely.from_wkb(shapes)
     assert shapely.bounds(frames[0]).tolist() == pytest.approx([400_064, 4_999_936, 400_096, 4_999_968])
     assert shapely.union_all(frames).buffer(1e-6).covers(shapely.union_all(polygons))
+
+
+def test_the_confidence_beside_a_map_in_a_bucket_is_found(maps, bucket, tmp_path):
+    path = Path(maps[0])
+    store.put(path, f"{bucket}/city/map.tif")
+    with pytest.raises(UserError, match="there is no s3://bucket/city/map_confidence.tif, which says"):
+        suggest(f"{bucket}/city/map.tif", out=str(tmp_path / "windows.gpkg"))
+    store.put(path.with_name("map_confidence.tif"), f"{bucket}/city/map_confidence.tif")
+    chosen = suggest(f"{bucket}/city/map.tif", count=3, side=64, out=str(tmp_path / "windows.gpkg"))[1]
+    assert chosen == suggest(str(path), count=3, side=64, out=str(tmp_path / "local.gpkg"))[1]
 
 
 def test_mistakes_are_told(maps, tmp_path, capsys):

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import datetime
+import email.utils
 import functools
 import hashlib
 import os
@@ -111,12 +113,26 @@ def size_of(name: str) -> int:
 
 def fingerprint(name: str) -> str:
     """What changes when the object does: its size, and its tag or date where the server tells one."""
+    told = _headers(name)
+    return f"{size_of(name)} {told.get('etag') or told.get('last-modified') or ''}".strip()
+
+
+def written_at(name: str) -> datetime.datetime | None:
+    """When the object was written, where the server tells it."""
+    told = _headers(name).get("last-modified")
+    try:
+        return email.utils.parsedate_to_datetime(told) if told else None
+    except ValueError:
+        return None
+
+
+def _headers(name: str) -> dict[str, str]:
+    """What the server says of an object, by names in small letters."""
     with _quiet() as gdal:
         headers = gdal.VSIGetFileMetadata(gdal_name(name).encode(), b"HEADERS", None)
         told = _strings(headers)
         gdal.CSLDestroy(headers)
-    tags = {key.lower(): value for key, _, value in (line.partition("=") for line in told)}
-    return f"{size_of(name)} {tags.get('etag') or tags.get('last-modified') or ''}".strip()
+    return {key.lower(): value.strip() for key, _, value in (line.partition("=") for line in told)}
 
 
 def read_bytes(name: str, limit: int) -> bytes:

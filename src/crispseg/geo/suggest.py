@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from crispseg.errors import UserError
 from crispseg.files import refuse_remote
+from crispseg.geo import store
 from crispseg.geo.gdal import bounded_cache
 from crispseg.geo.grid import Grid
 from crispseg.geo.ogr import heeding_failures
@@ -85,14 +87,14 @@ def suggest(
 
 def _beside(class_map: str) -> str:
     """The confidence map that `crisp predict --confidence` puts beside its map."""
-    path = Path(class_map)
-    found = path.with_name(f"{path.stem}_confidence{path.suffix}")
-    if not found.exists():
+    stem, ending = os.path.splitext(class_map)
+    found = f"{stem}_confidence{ending}"
+    if not (store.exists(found) if store.is_remote(found) else os.path.exists(found)):
         raise UserError(
             f"there is no {found}, which says where the map is unsure; make it with crisp predict --confidence, or "
             "name another with --confidence"
         )
-    return str(found)
+    return found
 
 
 def least_certain(confidence: str, count: int, side: int) -> list[Chosen]:

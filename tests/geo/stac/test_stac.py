@@ -5,6 +5,7 @@ import dataclasses
 import datetime
 import json
 import socket
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import shapely
 
 from crispseg.cli import main as cli
 from crispseg.errors import UserError
+from crispseg.geo import store
 from crispseg.geo.grid import Grid
 from crispseg.geo.lonlat import footprint
 from crispseg.geo.maps import MapChoice
@@ -110,11 +112,13 @@ def test_the_box_of_a_map_across_the_date_line(left, width, expected):
 
 def test_mistakes_are_explained(tmp_path):
     item = save(tmp_path / "a.json", make_item(tmp_path, "a"))
+    bare = {"type": "Feature", "stac_version": "1.0.0", "id": "x"}
     for word, asset, reason in [
         (item, "visuel", "item a has no asset 'visuel'; did you mean 'visual'?"),
         (save(tmp_path / "x.json", {"type": "Topology"}), "", "is no STAC item, collection or search result"),
         (save(tmp_path / "e.json", {"type": "FeatureCollection", "features": []}), "", "has no items"),
         (save(tmp_path / "b.json", {"type": "Feature", "id": "x"}), "", "cannot be read as STAC"),
+        (save(tmp_path / "l.json", {"type": "FeatureCollection", "features": [bare]}), "", "it lacks 'properties'"),
         (str(tmp_path / "none.json"), "", "there is no file"),
         (str(tmp_path / "a.tif"), "visual", "--asset names an asset of STAC items"),
     ]:
@@ -138,6 +142,15 @@ def test_a_catalogue_from_elsewhere_names_no_file_of_this_machine(tmp_path):
         assert find_scenes([f"{address}/evil.json"])[0].path == f"{address}/etc/passwd", "a path of that server"
         with pytest.raises(UserError, match="only s3://, gs://, az:// and https:// are understood"):
             find_scenes([f"{address}/ftp.json"])
+
+
+def test_a_link_that_leads_nowhere_is_told_with_its_reason(tmp_path):
+    catalogue = pystac.Catalog("root", "root")
+    catalogue.add_link(pystac.Link("item", "./gone.json", "application/json"))
+    save(tmp_path / "catalog.json", catalogue)
+    lost = pytest.raises(UserError, match=r"catalog.json cannot be read as STAC: .*gone.json cannot be read: .*404")
+    with range_server(tmp_path) as address, lost:
+        find_scenes([f"{address}/catalog.json"])
 
 
 def validated(path):
@@ -223,6 +236,16 @@ def test_an_item_of_a_scene_that_came_from_no_catalogue(tmp_path, offline):
     assert item.geometry is None and item.bbox is None and item.properties.get("proj:code") is None
     assert not predict_scenes([scene], str(tmp_path / "without.tif"), StandIn(), SMALL).failures
     assert not (tmp_path / "without.stac.json").exists()
+
+
+def test_the_time_of_a_scene_of_a_bucket_is_that_of_its_object(bucket, tmp_path):
+    """It was the first second of 1970."""
+    scene = write_raster(tmp_path / "scene.tif", random_pixels(3, 40, 50), **UTM)
+    store.put(Path(scene), f"{bucket}/scene.tif")
+    stac = dataclasses.replace(SMALL, stac=True)
+    assert not predict_scenes([f"{bucket}/scene.tif"], str(tmp_path / "maps"), StandIn(), stac).failures
+    when = pystac.Item.from_file(str(tmp_path / "maps" / "scene.stac.json")).datetime
+    assert abs(when - datetime.datetime.now(datetime.UTC)) < datetime.timedelta(minutes=5)
 
 
 def test_a_reference_system_without_a_code_is_written_out(tmp_path, offline):

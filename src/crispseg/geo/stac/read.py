@@ -63,7 +63,14 @@ def read_catalogue(word: str, asset: str = "") -> list[ItemScene]:
             raise UserError(f"{word} is no STAC item, collection or search result (its type is {kind!r})")
         return _scenes(word, items, asset)
     except (pystac.STACError, pystac.STACTypeError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{word} cannot be read as STAC: {' '.join(str(error).split())}") from error
+        raise UserError(f"{word} cannot be read as STAC: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error.__cause__, UserError):  # of a file that a catalogue links to
+        return str(error.__cause__)
+    lacks = "it lacks " * isinstance(error, KeyError)
+    return lacks + " ".join(str(error).split())
 
 
 def _with_folder(word: str) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from crispseg import __version__
+from crispseg.geo import store
 from crispseg.geo.grid import Grid
 from crispseg.geo.lonlat import footprint
 from crispseg.geo.maps import Legend
@@ -79,7 +80,7 @@ def map_item(made: Made) -> str:
 
 
 def _times(made: Made) -> dict[str, Any]:
-    """Those of the item the scene came from; otherwise the time the scene's file was written."""
+    """Those of the item the scene came from; otherwise the time the scene's file was written: items must have one."""
     properties: dict[str, Any] = {
         "crispseg:model": made.legend.model,
         "crispseg:model_version": made.legend.version,
@@ -91,9 +92,16 @@ def _times(made: Made) -> dict[str, Any]:
         kept = dict(made.source.properties)
         when = kept.pop("datetime", None)
         return {"datetime": _moment(when) if when else None, "properties": {**properties, **kept}}
-    written = os.path.getmtime(made.scene) if os.path.exists(made.scene) else 0.0
-    properties["description"] = "The time is that at which the scene's file was written."
-    return {"datetime": datetime.datetime.fromtimestamp(int(written), datetime.UTC), "properties": properties}
+    written = _written_at(made.scene)
+    about = "that at which the scene's file was written" if written else "not known; it stands for none"
+    properties["description"] = f"The time is {about}."
+    return {"datetime": written or datetime.datetime.fromtimestamp(0, datetime.UTC), "properties": properties}
+
+
+def _written_at(scene: str) -> datetime.datetime | None:
+    if os.path.exists(scene):
+        return datetime.datetime.fromtimestamp(int(os.path.getmtime(scene)), datetime.UTC)
+    return store.written_at(scene) if store.is_remote(scene) else None
 
 
 def _moment(text: str) -> datetime.datetime:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from crispseg.errors import UserError
 from crispseg.geo.grid import Grid
+from crispseg.geo.kept import check_flatgeobuf_keeps
 from crispseg.geo.lonlat import check_on_earth, to_lonlat
 from crispseg.geo.ogr import heeding_failures
 from crispseg.geo.style import Style, add_style_to_geopackage
@@ -45,6 +46,8 @@ def check_layer(path: Path, grid: Grid) -> None:
         _need_pyarrow()
     if path.suffix.lower() == ".geojson" and grid.crs:
         check_on_earth(grid)
+    if path.suffix.lower() == ".fgb":
+        check_flatgeobuf_keeps(grid)
 
 
 def _need_pyarrow() -> Any:

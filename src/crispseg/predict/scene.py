@@ -15,6 +15,7 @@ from crispseg import __version__, config, memory
 from crispseg.errors import UserError
 from crispseg.files import write_text
 from crispseg.geo import store
+from crispseg.geo.kept import check_geotiff_keeps
 from crispseg.geo.landing import Landing, check_room
 from crispseg.geo.layers import check_layer
 from crispseg.geo.lonlat import check_on_earth
@@ -144,6 +145,7 @@ def predict_scene(
 
 def _check_writable_as(outputs: Mapping[str, Path], scene: Scene) -> None:
     """What would fail after the last tile fails before the first."""
+    check_geotiff_keeps(scene.grid)
     if "polygons" in outputs:
         check_layer(outputs["polygons"], scene.grid)
     if "stac" in outputs and scene.grid.crs:

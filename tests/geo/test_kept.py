@@ -15,7 +15,7 @@ from crispseg.predict.bands import Pace
 from crispseg.predict.batch import predict_scenes
 from crispseg.predict.scene import Request
 from crispseg.predict.work import Settings
-from tests.geo.rasters import random_pixels, write_raster
+from tests.geo.rasters import UTM, random_pixels, write_raster
 from tests.predict.standins import StandIn
 
 SMALL = Request(Settings(32, 8), pace=Pace(2, 2))
@@ -55,9 +55,7 @@ def test_a_scene_whose_map_would_lie_nowhere_is_refused_before_the_first_tile(tm
 
 def test_a_system_that_a_geotiff_changes_is_refused(tmp_path):
     grid = grid_in(SHIFTED, 0.1, 1.2)
-    with rasterio.open(tmp_path / "x.tif", "w", driver="GTiff", width=1, height=1, count=1, dtype="uint8", crs=SHIFTED):
-        pass
-    with rasterio.open(tmp_path / "x.tif") as written:
+    with rasterio.open(write_raster(tmp_path / "x.tif", random_pixels(1, 2, 2), **UTM | {"crs": SHIFTED})) as written:
         assert transform(written.crs, "EPSG:3857", [0], [0])[0][0] != transform(SHIFTED, "EPSG:3857", [0], [0])[0][0]
     with pytest.raises(UserError, match="cannot be kept in a GeoTIFF"):
         check_geotiff_keeps(grid)

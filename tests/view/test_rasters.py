@@ -214,6 +214,17 @@ def test_legend_counts_every_pixel(tmp_path):
     assert state["unit"] == "m2"
 
 
+def test_what_a_map_masks_is_neither_counted_nor_named(tmp_path):
+    """A mask inside the file, as GDAL writes it: the tiles heeded it, the legend and clicks did not."""
+    ids = np.repeat(np.arange(3, dtype=np.uint8), 20)[None].repeat(50, 0)
+    mask = np.zeros(ids.shape, np.uint8)
+    mask[:20] = 255
+    scene = Scene(Files((write_raster(tmp_path / "map.tif", ids, mask=mask, **UTM),)))
+    assert [row["pixels"] for row in scene.counting.wait()["maps"]["a"]] == np.bincount(ids[mask > 0]).tolist()
+    shown_at = {row: scene.point(*scene.reference.to_degrees([(30.5, row + 0.5)])[0])["classes"] for row in (19, 20)}
+    assert shown_at == {19: {"a": "class 1"}, 20: {"a": "no data"}}
+
+
 def test_polygons_in_sight_and_no_others(tmp_path):
     """The regions of the map that a box meets, against shapely; a text that points elsewhere is refused."""
     import shapely

@@ -66,12 +66,10 @@ class Counting:
         with open_raster(path) as dataset:
             for top in range(0, grid.height, BLOCK):
                 window = Window(top, 0, min(BLOCK, grid.height - top), grid.width)
+                where = ((top, top + window.height), (0, grid.width))
                 with explaining_damage(path, window):
-                    values = dataset.read(window=((top, top + window.height), (0, grid.width)))
-                ids = layer.numbers(values)
-                if dataset.nodata is not None:
-                    ids = np.where(values[0] == dataset.nodata, np.uint8(NODATA), ids)
-                areas.add(top, ids)
+                    values, has_data = dataset.read(window=where), dataset.read_masks(1, window=where) > 0
+                areas.add(top, np.where(has_data, layer.numbers(values), np.uint8(NODATA)))
                 self._rows_done += window.height
         return [
             {"id": row["id"], "pixels": row["pixels"], "area": row["area"], "share": row["share"]}

@@ -146,15 +146,15 @@ class Raster:
             missing = np.ma.getmaskarray(image.array)
             return image.array.data, ~np.logical_or.reduce(missing, axis=0)
 
-    def pixel(self, longitude: float, latitude: float) -> tuple[int, int, NDArray[Any]] | None:
-        """Row, column and values of the pixel under a point; None beside the raster."""
+    def pixel(self, longitude: float, latitude: float) -> tuple[NDArray[Any], bool] | None:
+        """The values of the pixel under a point, and whether they are data; None beside the raster."""
         column, row = self.place(longitude, latitude)
         if not (0 <= row < self.grid.height and 0 <= column < self.grid.width):
             return None
         row, column = math.floor(row), math.floor(column)
+        window = ((row, row + 1), (column, column + 1))
         with self._reading() as dataset:
-            values = dataset.read(window=((row, row + 1), (column, column + 1)))[:, 0, 0]
-        return row, column, values
+            return dataset.read(window=window)[:, 0, 0], bool(dataset.read_masks(window=window).all())
 
     def small(self, bands: tuple[int, ...], side: int = 1024) -> Pixels:
         """The whole of it with at most `side` pixels a side, quickly."""

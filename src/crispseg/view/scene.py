@@ -81,7 +81,8 @@ class ClassLayer:
         found = self.raster.pixel(longitude, latitude)
         if found is None:
             return None
-        number = int(self.numbers(found[2][:, None, None])[0, 0])
+        values, has_data = found
+        number = int(self.numbers(values[:, None, None])[0, 0]) if has_data else NODATA
         return self.legend.names[number] if number < len(self.legend.names) else "no data"
 
 
@@ -145,7 +146,7 @@ class ConfidenceLayer:
 
     def at(self, longitude: float, latitude: float) -> float | None:
         found = self.raster.pixel(longitude, latitude)
-        step = NODATA if found is None else int(self.steps(found[2])[0])
+        step = int(self.steps(found[0])[0]) if found is not None and found[1] else NODATA
         return None if step == NODATA else step / SURE
 
 
@@ -257,7 +258,7 @@ class Scene:
         if self.confidence is not None:
             found["confidence"] = self.confidence.at(longitude, latitude)
         if self.image is not None and (pixel := self.image.raster.pixel(longitude, latitude)) is not None:
-            found["values"] = [None if v != v else v for v in (value.item() for value in pixel[2])]
+            found["values"] = [None if v != v else v for v in (value.item() for value in pixel[0])]
         return found
 
 

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import rasterio
 import rasterio.control
+import shapely
 from PIL import Image
 
 from crispseg.errors import UserError
+from crispseg.geo.vectorize import vectorize_map
 from crispseg.view.rasters import Raster
 from crispseg.view.scene import Files, Scene, sort_files
 from crispseg.view.space import PIXEL, TILE, ZOOM, Box, tile_box, to_degrees, to_metres, zoom_for
@@ -202,6 +204,57 @@ def test_a_rotated_map_is_shown_where_it_lies(tmp_path):
         assert answer["classes"]["a"] == f"class {ids[int(place[1]), int(place[0])]}"
     x, y = _tile_over(scene.reference, scene.reference.zoom, 100, 100)
     assert shown(scene.tile("a", scene.reference.zoom, x, y, frozenset()))[..., 3].any()
+
+
+@pytest.mark.parametrize(
+    ("code", "left", "pixel"),
+    [(32601, 180_280, 2), (4326, 179.999, 2e-5), (4326, -180.001, 2e-5), (4326, 250, 2e-5), (3832, 3_339_500, 2)],
+)
+def test_a_map_across_the_date_line_is_shown_in_one_piece(tmp_path, code, left, pixel):
+    """It opened as two specks at the edges of the world, and what lay beyond 180 degrees not at all."""
+    top = -17 if code == 4326 else -1_882_000
+    place = {"crs": f"EPSG:{code}", "transform": rasterio.Affine(pixel, 0, left, 0, -pixel, top)}
+    ids = np.random.default_rng(0).integers(0, 3, (20, 30)).astype(np.uint8).repeat(10, 0).repeat(10, 1)
+    map_file = write_raster(tmp_path / "map.tif", ids, nodata=255, **place)
+    vectorize_map(map_file, str(tmp_path / "map.gpkg"))
+    vectorize_map(map_file, str(tmp_path / "map.geojson"))
+    scenes = [Scene(Files((map_file,), polygons=str(tmp_path / f"map.{ending}"))) for ending in ("gpkg", "geojson")]
+    scene, raster = scenes[0], scenes[0].reference
+    box = raster.box
+    assert 0 < box.east - box.west < 0.01 and box.west >= -180 and box.east <= 180
+    oracle = pytest.importorskip("pyproj").Transformer.from_crs(code, "OGC:CRS84", always_xy=True)
+    x, y = _tile_over(raster, raster.zoom, 150, 100)
+    tile, ground = scene.classes["a"].tile(raster.zoom, x, y), tile_box(raster.zoom, x, y)
+    side, compared = (ground.east - ground.west) / TILE, 0
+    for row, column in np.ndindex(20, 30):
+        longitude, latitude = oracle.transform(*raster.grid.ground(10 * column + 5.5, 10 * row + 5.5))
+        on_page = (longitude - raster.turn + 180) % 360 - 180
+        assert scene.point(on_page, latitude)["classes"]["a"] == f"class {ids[10 * row + 5, 10 * column + 5]}"
+        mx, my = to_metres(on_page, latitude)
+        across, down = int((mx - ground.west) / side), int((ground.north - my) / side)
+        if 0 <= across < TILE and 0 <= down < TILE:
+            compared += 1
+            assert tile[down, across] == ids[10 * row + 5, 10 * column + 5]
+    assert compared > 50
+    for each in scenes:
+        drawn = each.features.inside(box, 22)["features"]
+        shapes = shapely.from_geojson([json.dumps(feature["geometry"]) for feature in drawn])
+        assert shapely.union_all(shapes).bounds == pytest.approx(box, abs=1e-6)
+
+
+def test_maps_of_the_whole_world_are_not_turned(tmp_path):
+    """Those of grid points reach half a pixel beyond it."""
+    for left, expected in ((-180.0, 0), (-180.05, 0), (0.0, 180)):
+        place = {"crs": "EPSG:4326", "transform": rasterio.Affine(0.1, 0, left, 0, -0.1, 90.0)}
+        assert Raster(write_raster(tmp_path / "map.tif", np.zeros((1800, 3600), np.uint8), **place)).turn == expected
+
+
+def test_a_map_that_holds_a_pole_is_shown_pixel_by_pixel(tmp_path):
+    """Web Mercator ends before it: a traceback of a division by zero."""
+    place = {"crs": "EPSG:3413", "transform": rasterio.Affine(1, 0, -10, 0, -1, 10)}
+    scene = Scene(Files((write_raster(tmp_path / "map.tif", np.eye(20, dtype=np.uint8), **place),)))
+    assert scene.describe()["pixels"]
+    assert scene.point(*scene.reference.to_degrees([(3.5, 3.5)])[0])["classes"] == {"a": "class 1"}
 
 
 def test_legend_counts_every_pixel(tmp_path):

@@ -37,14 +37,14 @@ def check_on_earth(grid: Grid) -> None:
             "its coordinates have no longitudes and latitudes (the reference system is of a place of its own, or ends "
             "before it), which GeoJSON and STAC items need; write polygons to .gpkg or .fgb, and no STAC item"
         )
-    if _holds_a_pole(grid):
+    if holds_a_pole(grid):
         raise UserError(
             "a pole lies in it, around which no outline closes in longitudes and latitudes, which GeoJSON and STAC "
             "items need; write polygons to .gpkg or .fgb, and no STAC item"
         )
 
 
-def _holds_a_pole(grid: Grid) -> bool:
+def holds_a_pole(grid: Grid) -> bool:
     """Whether all longitudes meet in a point inside the grid; where a pole is a line, outlines are cut as elsewhere."""
     from rasterio._err import CPLE_BaseError
     from rasterio.crs import CRS

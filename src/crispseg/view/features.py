@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from crispseg.errors import UserError
 from crispseg.geo.labels.layers import check_vector_file, explaining_polygons
 from crispseg.geo.lonlat import on_earth
-from crispseg.view.rasters import Raster
+from crispseg.view.rasters import Raster, turned
 from crispseg.view.space import PIXEL, TILE, Box, to_degrees
 
 MOST = 4000  # polygons sent at a time; with more in sight the page asks to come closer
@@ -39,8 +39,8 @@ class Features:
         self.columns = [str(name) for name in about["fields"]]
         if self.crs and reference.in_pixels:
             raise UserError(
-                f"{path} has a reference system and {reference.path} has none, so nothing says how they lie; make "
-                "polygons of this map: crisp vectorize"
+                f"{path} has a reference system and {reference.path} has none, or lies at a pole, so nothing says how "
+                "they lie on this page; without one, make polygons of this map: crisp vectorize"
             )
         self._cached = functools.lru_cache(64)(self._read)
 
@@ -88,8 +88,13 @@ class Features:
         """The box in the file's own coordinates, a little too large rather than too small."""
         from rasterio.warp import transform_bounds
 
+        turn = self.reference.turn
+        if self.crs and turn and _is_geographic(self.crs):  # its longitudes may be of either side of the date line
+            return (-_FARTHEST, box.south, _FARTHEST, box.north)
         if self.crs:
-            return tuple(transform_bounds("EPSG:4326", self.crs, *box))
+            return tuple(
+                transform_bounds("EPSG:4326", self.crs, box.west + turn, box.south, box.east + turn, box.north)
+            )
         corners = [(box.west, box.north), (box.east, box.north), (box.east, box.south), (box.west, box.south)]
         places = [self.reference.place(*corner) for corner in corners]
         points = np.array([self.reference.grid.ground(*place) for place in places])
@@ -102,7 +107,7 @@ class Features:
             columns, rows = self.reference.grid.pixel(*points.T)
             return np.array([to_degrees(x * PIXEL, -y * PIXEL) for x, y in zip(columns, rows, strict=True)])
         xs, ys = transform(self.crs or self.reference.grid.crs, "EPSG:4326", points[:, 0], points[:, 1])
-        return np.stack([xs, ys], axis=1)
+        return np.stack([turned(np.array(xs), self.reference.turn), ys], axis=1)
 
 
 def _crs_on_earth(about: dict[str, Any]) -> str:
@@ -112,6 +117,12 @@ def _crs_on_earth(about: dict[str, Any]) -> str:
         return str(crs)
     west, south, east, north = map(float, bounds)
     return str(crs) if on_earth(crs, (west + east) / 2, (south + north) / 2) else ""
+
+
+def _is_geographic(crs: str) -> bool:
+    from rasterio.crs import CRS
+
+    return bool(CRS.from_user_input(crs).is_geographic)
 
 
 def _drawable(shapes: NDArray[Any], farthest: float = np.finfo(np.float64).max) -> NDArray[Any]:

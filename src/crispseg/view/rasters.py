@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import os
 import shlex
@@ -17,10 +18,12 @@ from numpy.typing import NDArray
 from crispseg.errors import UserError
 from crispseg.geo.gdal import bounded_cache, quiet
 from crispseg.geo.grid import Grid
-from crispseg.geo.lonlat import on_earth
+from crispseg.geo.lonlat import holds_a_pole, on_earth
 from crispseg.geo.reader import grid_of, open_raster
-from crispseg.view.space import PIXEL, TILE, Box, tile_box, to_degrees, to_metres, zoom_for
+from crispseg.view.space import HIGHEST, PIXEL, TILE, Box, tile_box, to_degrees, to_metres, zoom_for
 
+_STEPS = 17  # places along a grid, between which longitudes are compared
+_RIM = 0.01  # of its width and height: maps of the whole world often reach a little beyond it
 _LARGE = 8192  # px: a larger file without overviews is slow to look at
 Pixels = tuple[NDArray[Any], NDArray[np.bool_]]  # (bands, h, w) and where there is data, (h, w)
 Resampling = Literal["nearest", "bilinear"]
@@ -31,7 +34,10 @@ class Raster:
 
     `beside` is the map that the scene is about: where it has no reference system all is shown pixel by pixel, and a
     file that has none itself but the map's size lies where the map lies. A reference system of a site of its own, which
-    no longitudes belong to, counts as none.
+    no longitudes belong to, counts as none, and so does that of a map at a pole, which Web Mercator does not show.
+
+    `turn` is the longitude in the middle of the page's world: that opposite to Greenwich for a map across the date line
+    or beyond it. All longitudes here are the page's, counted from there.
     """
 
     def __init__(self, path: str, beside: Raster | None = None) -> None:
@@ -49,10 +55,11 @@ class Raster:
                 f"{path} is placed by control points alone; make a map of it first: "
                 f"gdalwarp {shlex.quote(path)} out.tif"
             )
-        if own.crs and not on_earth(own.crs, *own.ground(own.width / 2, own.height / 2)):
+        if own.crs and not _in_mercator(own):
             own = dataclasses.replace(own, crs="")
         self._lies_like = None if beside is None else _place(path, own, beside)
         self.grid = self._lies_like or own
+        self.turn: int = 0 if self.in_pixels else turn_for(self.grid) if beside is None else beside.turn
         if beside is not None and not self.box.overlaps(beside.box):
             raise UserError(f"{path} lies elsewhere than {beside.path}: they have no ground in common")
 
@@ -103,10 +110,8 @@ class Raster:
         """Longitude and latitude of (column, row) places."""
         if self.in_pixels:
             return [to_degrees(x * PIXEL, -y * PIXEL) for x, y in points]
-        from rasterio.warp import transform
-
-        xs, ys = zip(*(self.grid.ground(x, y) for x, y in points), strict=True)
-        return list(zip(*transform(self.grid.crs, "EPSG:4326", xs, ys), strict=True))
+        longitudes, latitudes = _lonlat(self.grid, *np.array(points, float).T)
+        return list(zip(turned(longitudes, self.turn).tolist(), latitudes.tolist(), strict=True))
 
     def place(self, longitude: float, latitude: float) -> tuple[float, float]:
         """(column, row) of a point; NaN where the reference system does not reach."""
@@ -118,7 +123,7 @@ class Raster:
             x, y = to_metres(longitude, latitude)
             return x / PIXEL, -y / PIXEL
         try:
-            xs, ys = transform("EPSG:4326", self.grid.crs, [longitude], [latitude])
+            xs, ys = transform("EPSG:4326", self.grid.crs, [longitude + self.turn], [latitude])
         except (CPLE_BaseError, RasterioError):
             return math.nan, math.nan
         column, row = self.grid.pixel(xs[0], ys[0])
@@ -128,10 +133,9 @@ class Raster:
         with self._reading() as dataset:
             if self.in_pixels:
                 return _cut_tile(dataset, z, x, y, bands, resampling)
-            from rasterio.crs import CRS
             from rio_tiler.reader import part
 
-            mercator = CRS.from_epsg(3857)
+            mercator = _mercator(self.turn)
             image = part(
                 dataset,
                 tile_box(z, x, y),
@@ -217,6 +221,52 @@ class Raster:
         except OSError as error:
             raise UserError(f"{self.path} is gone: {error.strerror}; put it back, or end crisp view") from error
         return status.st_size, status.st_mtime_ns
+
+
+def _in_mercator(grid: Grid) -> bool:
+    """Whether the page can show it where it lies."""
+    place = grid.ground(grid.width / 2, grid.height / 2)
+    if not on_earth(grid.crs, *place) or holds_a_pole(grid):
+        return False
+    return bool(abs(_lonlat(grid, np.array([grid.width / 2]), np.array([grid.height / 2]))[1][0]) < HIGHEST)
+
+
+def _lonlat(grid: Grid, columns: NDArray[Any], rows: NDArray[Any]) -> NDArray[np.float64]:
+    """(2, n) longitudes and latitudes of places; on a geographic grid the longitudes may go on beyond 180 degrees."""
+    from rasterio.warp import transform
+
+    return np.array(transform(grid.crs, "EPSG:4326", *grid.ground(columns, rows)))
+
+
+def turn_for(grid: Grid) -> int:
+    """The longitude in the middle of a world in which the grid is in one piece."""
+    shares = np.linspace(_RIM, 1 - _RIM, _STEPS)
+    columns, rows = np.meshgrid(shares * grid.width, shares * grid.height)
+    longitudes = _lonlat(grid, columns.ravel(), rows.ravel())[0].reshape(columns.shape)
+    if longitudes.min() < -180:
+        return -180
+    crosses = np.abs(np.diff(longitudes, axis=0)).max() > 180 or np.abs(np.diff(longitudes)).max() > 180
+    return 180 if longitudes.max() > 180 or crosses else 0
+
+
+def turned(longitudes: NDArray[np.float64], turn: int) -> NDArray[np.float64]:
+    """Counted from the middle of a page's world."""
+    if not turn:
+        return longitudes
+    away = longitudes - turn
+    return np.where(np.abs(away) <= 180, away, (away + 180) % 360 - 180)
+
+
+@functools.cache
+def _mercator(turn: int) -> Any:
+    """Web Mercator with the date line elsewhere; `over` lets longitudes go on beyond 180 degrees."""
+    from rasterio.crs import CRS
+
+    if not turn:
+        return CRS.from_epsg(3857)
+    return CRS.from_string(
+        f"+proj=merc +a=6378137 +b=6378137 +lon_0={turn} +units=m +nadgrids=@null +wktext +no_defs +over"
+    )
 
 
 def _place(path: str, own: Grid, beside: Raster) -> Grid | None:

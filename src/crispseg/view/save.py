@@ -81,7 +81,8 @@ def _contents(scene: Scene) -> dict[str, Any]:
         picture = paint_rgb(scene.image.to_rgb(values), has_data)
         saved["layers"]["image"] = {"picture": data_uri(picture), "corners": scene.image.raster.corners}
     if scene.features is not None:
-        saved["polygons"] = scene.features.inside(_WORLD if not scene.reference.in_pixels else scene.reference.box, 22)
+        around = scene.reference.in_pixels or scene.reference.turn
+        saved["polygons"] = scene.features.inside(scene.reference.box if around else _WORLD, 22)
     return saved
 
 

@@ -14,6 +14,7 @@ TILE = 512  # px; a block of our own maps, and fewer requests than smaller ones
 _HALF = 20037508.342789244  # half the world's circumference in Mercator metres
 ZOOM = 17
 PIXEL = 2 * _HALF / TILE / 2**ZOOM  # Mercator metres of a pixel of a scene without a reference system
+HIGHEST = 85.06  # degrees of latitude; Mercator ends there
 DEEPEST = 24  # zoom levels that browsers' maps know
 
 
@@ -41,7 +42,7 @@ def to_degrees(x: float, y: float) -> tuple[float, float]:
 
 
 def to_metres(longitude: float, latitude: float) -> tuple[float, float]:
-    latitude = max(-85.06, min(85.06, latitude))
+    latitude = max(-HIGHEST, min(HIGHEST, latitude))
     y = math.log(math.tan(math.pi / 4 + math.radians(latitude) / 2)) / math.pi * _HALF
     return longitude / 180 * _HALF, y
 

@@ -1,5 +1,6 @@
 """Rasters that differ from the usual."""
 
+import math
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,6 +12,7 @@ from rasterio.enums import ColorInterp
 
 from crispseg.errors import UserError
 from crispseg.geo.reader import RasterSource, grid_of, open_raster
+from crispseg.geo.vectorize import vectorize_map
 from crispseg.raster.source import Window
 from tests.geo.rasters import UTM, random_pixels, write_raster, write_vrt
 
@@ -189,3 +191,13 @@ def test_a_damaged_mask_beside_the_file(tmp_path):
     (tmp_path / "s.tif.msk").write_bytes(data[:8])
     with pytest.raises(UserError, match="or a file beside it, is damaged"):
         open_raster(path)
+
+
+@pytest.mark.parametrize("place", [(0, 0, 1, 0, 0, 1), (2, 1, 0, 4, 2, 0), (math.nan, 0, 1, 0, -1, 1)])
+def test_pixels_without_an_area_are_told_in_one_sentence(tmp_path, place):
+    """Sums divided by it: a ZeroDivisionError, or that NaN is no integer."""
+    path = write_raster(tmp_path / "x.tif", random_pixels(1, 8, 9), **UTM | {"transform": rasterio.Affine(*place)})
+    with pytest.raises(UserError, match=r"x.tif places its pixels nowhere: its geotransform \(.*gdal_edit.py"):
+        RasterSource(path, (1,), (0.0,))
+    with pytest.raises(UserError, match="places its pixels nowhere"):
+        vectorize_map(path, str(tmp_path / "x.gpkg"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import threading
 from collections.abc import Iterator
@@ -197,6 +198,13 @@ def descriptions(dataset: Any) -> tuple[str | None, ...]:
 
 
 def grid_of(dataset: Any) -> Grid:
+    area = dataset.transform.determinant
+    if not (math.isfinite(area) and area):
+        told = ", ".join(f"{value:g}" for value in dataset.transform.to_gdal())
+        raise UserError(
+            f"{dataset.name} places its pixels nowhere: its geotransform ({told}) gives them no area; set another with "
+            "gdal_edit.py -a_ullr LEFT TOP RIGHT BOTTOM"
+        )
     return Grid(
         height=dataset.height,
         width=dataset.width,

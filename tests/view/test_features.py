@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pyogrio
 import pytest
 import rasterio
 
@@ -37,6 +38,16 @@ def test_a_file_that_is_no_polygons(tmp_path):
     (tmp_path / "p.gpkg").write_bytes(b"SQLite format 3\0" + b"\xa4" * 200)
     with pytest.raises(UserError, match="cannot be read as polygons"):
         Features(str(tmp_path / "p.gpkg"), reference)
+
+
+def test_geoparquet_is_told_of_where_gdal_cannot_read_it(tmp_path):
+    """The file of crisp vectorize: "libduckdb.so: cannot open shared object file"."""
+    if "Parquet" in pyogrio.list_drivers():
+        pytest.skip("this GDAL reads it")
+    reference = Raster(write_raster(tmp_path / "map.tif", np.zeros((16, 16), np.uint8), **UTM))
+    (tmp_path / "map.parquet").write_bytes(b"PAR1" + bytes(100) + b"PAR1")
+    with pytest.raises(UserError, match="map.parquet is GeoParquet, which GDAL cannot read here; give a .gpkg"):
+        Features(str(tmp_path / "map.parquet"), reference)
 
 
 def test_a_shape_that_reaches_beyond_the_world_is_left_out(tmp_path):

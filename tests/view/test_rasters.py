@@ -158,6 +158,14 @@ def test_images_of_any_numbers_are_stretched(tmp_path, dtype):
     assert tile[..., :3].std() > 20
 
 
+def test_complex_numbers_are_no_picture(tmp_path):
+    """They opened, and every tile was an error of the server."""
+    made = make(tmp_path)
+    radar = write_raster(tmp_path / "slc.tif", made.image[0].astype(np.complex64), **UTM)
+    with pytest.raises(UserError, match="slc.tif holds complex numbers"):
+        Scene(Files(made.files.maps, radar))
+
+
 def test_an_image_without_a_reference_system_lies_where_the_map_lies(tmp_path):
     made = make(tmp_path)
     bare = write_raster(tmp_path / "bare.png", made.image, driver="PNG")

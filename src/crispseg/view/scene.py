@@ -91,6 +91,8 @@ class ImageLayer:
 
     def __init__(self, raster: Raster) -> None:
         self.raster = raster
+        if raster.dtype.startswith("complex"):
+            raise UserError(f"{raster.path} holds complex numbers, which are no picture; give their magnitude")
         with open_raster(raster.path) as dataset:
             self._palette = palette(dataset)
             plain = [k for k in range(1, dataset.count + 1) if k != alpha_band(dataset)]

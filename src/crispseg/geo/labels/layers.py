@@ -250,6 +250,14 @@ def check_vector_file(path: str) -> None:
             start = file.read(4096)
         if any(word in start for word in _INDIRECT):
             raise UserError(f"{path} holds no polygons itself but names another source; give that file")
+        if start.startswith(b"PAR1") and not _reads_parquet():
+            raise UserError(f"{path} is GeoParquet, which GDAL cannot read here; give a .gpkg, .fgb or .geojson")
+
+
+def _reads_parquet() -> bool:
+    import pyogrio
+
+    return "Parquet" in pyogrio.list_drivers()
 
 
 def _only_polygon_layer(path: str) -> str:

@@ -114,6 +114,19 @@ def test_maps_are_valid_cogs_that_say_what_they_are(tmp_path, compress):
         assert dataset.scales == (1 / 254,) * 5
 
 
+def test_margins_without_data_change_nothing_within(tmp_path):
+    """A model that looks 3 px around saw the filler there; it sees the scene's reflection, as beyond its edges."""
+    pixels = random_pixels(3, 90, 70, seed=4)
+    padded = np.pad(pixels, ((0, 0), (50, 40), (30, 60)))
+    scenes = [write_raster(tmp_path / "alone.tif", pixels, **UTM)]
+    scenes += [write_raster(tmp_path / "framed.tif", padded, nodata=0, **UTM)]
+    request = dataclasses.replace(SMALL, settings=Settings(32, 16))
+    assert not predict_scenes(scenes, str(tmp_path / "maps"), StandIn(reach=3), request).failures
+    alone, framed = (read_raster(tmp_path / "maps" / name)[0] for name in ("alone.tif", "framed.tif"))
+    np.testing.assert_array_equal(framed[50:140, 30:100], alone)
+    assert (framed == 255).sum() == framed.size - alone.size
+
+
 def test_polygons_of_a_scene_cover_its_map(tmp_path):
     scene, pixels = smooth_scene(tmp_path / "scene.tif")
     for ending in ("gpkg", "geojson", "fgb"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tracemalloc
 import warnings
 from pathlib import Path
 
@@ -327,6 +328,23 @@ def test_a_stray_pixel_is_no_class(tmp_path: Path) -> None:
     assert folder.table.names == ("class_0", "class_1", "class_2")
     record = next(r for split in ("train", "val") for r in folder.records(split) if r.name == path.stem)
     assert folder.read_mask(record)[3, 4] == 255
+
+
+def test_an_absurd_id_costs_no_memory(tmp_path: Path) -> None:
+    fake_own(tmp_path)
+    path = sorted((tmp_path / "masks").iterdir())[0]
+    with Image.open(path) as picture:
+        mask = np.array(picture).astype(np.int32)
+    mask[0, 0] = 4_000_000
+    path.unlink()
+    Image.fromarray(mask, "I").save(path.with_suffix(".tif"))
+    tracemalloc.start()
+    try:
+        with pytest.raises(UserError, match="4000000: 1 pixels"):
+            open_folder(tmp_path)
+        assert tracemalloc.get_traced_memory()[1] < 30 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_jpg_masks_are_told_to_be_png(tmp_path: Path) -> None:

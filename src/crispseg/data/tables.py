@@ -52,7 +52,7 @@ def infer_table(root: Path, masks: Sequence[Path]) -> ClassTable:
             f"the masks of {root} hold only {' and '.join(map(str, sorted(found)))}; 255 means ignored here. For a "
             f"mask of something and nothing write {root / 'classes.csv'}:\nname,id\nnothing,0\nsomething,255"
         )
-    if ids[0] not in (0, 1) or ids != list(range(ids[0], ids[-1] + 1)) or len(ids) > MAX_CLASSES:
+    if ids[0] not in (0, 1) or ids[-1] - ids[0] >= len(ids) or len(ids) > MAX_CLASSES:
         raise _ask_for_ids(root, found)
     return ClassTable(tuple(f"class_{i}" for i in ids), values=tuple(ids) if ids[0] else ())
 

@@ -142,7 +142,7 @@ def test_jpg_masks_are_one_problem(tmp_path: Path) -> None:
     assert inspect(root).problems == said
     (root / "classes.csv").unlink()
     assert inspect(root).problems == said, "and no table of blurred colours"
-    with pytest.raises(UserError, match="colours in jpg, which blurs them: save them as png"):
+    with pytest.raises(UserError, match="which blurs ids and colours, e.g. .*: save them as png"):
         open_folder(root)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from crispseg.data.classes import IGNORE, ClassTable
 from crispseg.data.images import SUFFIXES, Array, read_header, read_image
-from crispseg.data.labels import Mask, encode, histogram, read_labels, read_table_mask
+from crispseg.data.labels import Mask, encode, histogram, is_lossy, read_labels, read_table_mask
 from crispseg.data.manifest import (
     FOLDERS,
     JOURNAL,
@@ -202,6 +202,7 @@ def open_folder(
     protocol = get_protocol(protocol) if isinstance(protocol, str) else protocol
     records = _records(files, manifest)
     masks = [path for record in records for path in record.masks.values()]
+    _refuse_lossy(root, masks)
     table = find_table(root, masks, classes, protocol.dataset if protocol else "")
     if protocol is not None:
         splits = _protocol_split(records, protocol, root)
@@ -350,6 +351,15 @@ def _part(record: Record, window: Window) -> Record:
     span = (window.top, window.height) if upright else (window.left, window.width)
     name = f"{record.name}_{'rows' if upright else 'columns'}{span[0]}-{sum(span)}"
     return dataclasses.replace(record, name=name, height=window.height, width=window.width, window=window)
+
+
+def _refuse_lossy(root: Path, masks: Sequence[Path]) -> None:
+    lossy = [path.name for path in masks if is_lossy(path.name)]
+    if lossy:
+        raise UserError(
+            f"{len(lossy)} masks of {root} are jpg, which blurs ids and colours, e.g. {lossy[0]}: save them as png, "
+            "from what they were made from"
+        )
 
 
 def _refuse_unlabelled(root: Path, splits: Mapping[str, tuple[Record, ...]]) -> None:

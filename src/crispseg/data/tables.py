@@ -12,7 +12,7 @@ import numpy as np
 from crispseg.data import known
 from crispseg.data.classes import IGNORE, MAX_CLASSES, ClassTable, read_class_table, table_from_rows
 from crispseg.data.images import read_mask, read_palette
-from crispseg.data.labels import check_whole, is_lossy, pack, unpack
+from crispseg.data.labels import check_whole, pack, unpack
 from crispseg.data.manifest import MANIFEST, read_manifest
 from crispseg.errors import UserError
 
@@ -119,10 +119,6 @@ def count_colours(masks: Sequence[Path], at_most: int = 20) -> list[tuple[tuple[
 
 
 def _ask_for_colours(root: Path, masks: Sequence[Path], palettes: bool = False) -> UserError:
-    if is_lossy(masks[0].name):  # a table of blurred colours would be of no use
-        return UserError(
-            f"the masks of {root} are colours in jpg, which blurs them: save them as png, from what they were made from"
-        )
     colours = count_colours(masks)
     seen = "\n".join(f"  {r},{g},{b}: {pixels} pixels" for (r, g, b), pixels in colours)
     rows = "\n".join(f"name_{i},{r},{g},{b}," for i, ((r, g, b), _) in enumerate(colours))

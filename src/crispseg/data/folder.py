@@ -29,6 +29,7 @@ from crispseg.data.manifest import (
     read_manifest,
     statistics_of,
 )
+from crispseg.data.placing import check_placing
 from crispseg.data.protocol import SPLITS, Labels, Protocol, get_protocol, own_protocol
 from crispseg.data.split import (
     UNUSED,
@@ -297,6 +298,7 @@ def _records(files: Pairs, manifest: Manifest) -> list[Record]:
                         f"{path} is {mask.width} x {mask.height} px, but its image {image.name} is "
                         f"{width} x {height} px"
                     )
+                check_placing(image, path, header)
         records.append(Record(name, image, masks, height, width))
     return records
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 import io
 import logging
 import warnings
@@ -23,6 +24,7 @@ from crispseg.errors import UserError
 from crispseg.reading import DAMAGE, reason, require_file
 
 Array = NDArray[Any]
+Place = tuple[float, ...]  # a b c d e f: x = a column + b row + c, y = d column + e row + f
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff")
 
 
@@ -81,6 +83,26 @@ def read_nodata(path: Path) -> float | None:
     with _explaining(str(path)), _pillow(path, str(path)) as picture, contextlib.suppress(ValueError):
         return float(str(picture.tag_v2.get(_NODATA, "none")).strip(" \0"))
     return None
+
+
+def read_place(path: Path) -> Place | None:
+    """Where the pixels of a GeoTIFF lie on the ground; None for any other file, and where rasterio is missing."""
+    if _start(path, str(path))[:4] not in _TIFF or importlib.util.find_spec("rasterio") is None:
+        return None
+    with _rasterio(path, str(path)) as file:
+        place: Place = tuple(file.transform)[:6]
+        return None if file.transform.is_identity or file.transform.is_degenerate else place
+
+
+def is_turned(path: Path) -> bool:
+    """Whether a note in the file (EXIF's orientation) says that it is to be shown otherwise than its pixels lie."""
+    start = _start(path, str(path))
+    with contextlib.suppress(UserError), _pillow(path, str(path)) as picture:  # rasterio will tell what it is
+        if start[:4] in _TIFF:
+            return int(picture.tag_v2.get(_ORIENTATION, 1)) != 1
+        with _explaining(str(path)):
+            return "exif" in picture.info and int(picture.getexif().get(_ORIENTATION, 1)) != 1
+    return False
 
 
 def _raster_header(file: Any) -> Header:
@@ -225,7 +247,7 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 _PLAIN_TIFS = {("1", 1), ("L", 1), ("P", 1), ("I;16", 1), ("F", 1), ("RGB", 3), ("RGBX", 4), ("RGBA", 4)}
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 # numbers of tif tags; the last is GDAL's
-_BITS = 258
+_BITS, _ORIENTATION = 258, 274
 _SAMPLES, _STRIPS, _STRIP_BYTES, _TILES, _TILE_BYTES, _NODATA = 277, 273, 279, 324, 325, 42113
 
 

@@ -181,20 +181,27 @@ def test_without_labels_for_boundaries_they_are_left_out(tmp_path: Path) -> None
     assert any("no full labels" in note for note in evaluation.notes)
 
 
-def test_pixels_without_data_are_not_scored(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "filler", "nodata"),
+    [("float32", np.nan, None), ("float32", -9999, -9999), ("float32", 3e38, None), ("uint8", 0, 0), ("uint8", 7, 7)],
+)
+def test_pixels_without_data_are_not_scored(dtype: str, filler: float, nodata: float | None, tmp_path: Path) -> None:
     rasterio = pytest.importorskip("rasterio")
     true = labels(5, (40, 50))
     root = write_folder(tmp_path / "data", {"site0": (true, true)})
-    pixels = COLOURS[true].astype(np.float32)
-    pixels[10:20, 10:30] = np.nan
-    pixels[30:35, 10:30, 1] = np.nan
+    pixels = COLOURS[true].astype(dtype)
+    pixels[10:20, 10:30] = filler
+    unsure = np.zeros(true.shape, bool)
+    unsure[10:20, 10:30] = True
+    if dtype == "float32":
+        pixels[30:35, 10:30, 1] = filler
+        unsure[30:35, 10:30] = True
     (root / "images" / "site0.png").unlink()
-    profile = {"driver": "GTiff", "height": 40, "width": 50, "count": 3, "dtype": "float32"}
+    profile = {"driver": "GTiff", "height": 40, "width": 50, "count": 3, "dtype": dtype, "nodata": nodata}
     with pytest.warns(), rasterio.open(root / "images" / "site0.tif", "w", **profile) as file:
         file.write(np.moveaxis(pixels, 2, 0))
     evaluation = evaluate(colour_model(), open_folder(root), settings=Settings(tile=32, overlap=8))
-    true[10:20, 10:30] = 255
-    true[30:35, 10:30] = 255
+    true[unsure] = 255
     np.testing.assert_array_equal(counts(evaluation), counted(np.where(true == 255, 0, true), true))
 
 

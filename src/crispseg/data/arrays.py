@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 
-from crispseg.data.classes import IGNORE
 from crispseg.data.folder import Folder, Record
 from crispseg.data.images import Array
 from crispseg.data.labels import Mask
@@ -84,10 +83,7 @@ class Arrays:
 
     def _decode(self, record: Record) -> tuple[Array, Mask]:
         image, mask = self._folder.read_image(record), self._folder.read_mask(record, self._labels)
-        if image.dtype.kind == "f":
-            missing = ~np.isfinite(image).all(axis=-1)  # nodata of float tifs: nothing to learn there
-            image, mask = np.nan_to_num(image, posinf=0.0, neginf=0.0), np.where(missing, np.uint8(IGNORE), mask)
-        return image, mask
+        return np.nan_to_num(image) if image.dtype.kind == "f" else image, mask
 
     def _stamp(self, record: Record) -> str:
         """Changes with the files and with the meaning of the labels; the record's name tells the part taken."""

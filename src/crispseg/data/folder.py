@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from crispseg.data.classes import IGNORE, ClassTable
-from crispseg.data.images import SUFFIXES, Array, read_header, read_image
+from crispseg.data.gaps import Gaps, find_gaps
+from crispseg.data.images import SUFFIXES, Array, read_header, read_image, read_nodata
 from crispseg.data.labels import Mask, encode, histogram, is_lossy, read_labels, read_table_mask
 from crispseg.data.manifest import (
     FOLDERS,
@@ -94,7 +96,19 @@ class Folder:
         return self.splits[split]
 
     def read_image(self, record: Record) -> Array:
-        """(H, W, bands)"""
+        """(H, W, bands), NaN or 0 where there is no data"""
+        return self._read_gapped(record)[0]
+
+    def present(self, record: Record) -> NDArray[np.bool_] | None:
+        """(H, W) where an image of whole numbers has data; None where it all is, or where NaN says it."""
+        gaps = self._gaps(record) if np.dtype(self.dtype).kind != "f" else None
+        return None if gaps is None else ~gaps
+
+    def _gaps(self, record: Record) -> Gaps:
+        may_have = np.dtype(self.dtype).kind == "f" or read_nodata(record.image) is not None
+        return self._read_gapped(record)[1] if may_have else None
+
+    def _read_gapped(self, record: Record) -> tuple[Array, Gaps]:
         array = read_image(record.image)
         if array.shape[2] != self.bands or str(array.dtype) != self.dtype:
             raise UserError(
@@ -106,10 +120,10 @@ class Folder:
                 f"{record.image} is {array.shape[1]} x {array.shape[0]} px, but {MANIFEST} notes {record.width} x "
                 f"{record.height} px; put the old one back, or prepare the folder again"
             )
-        return _cut(array, record.window)
+        return find_gaps(_cut(array, record.window), read_nodata(record.image))
 
     def read_mask(self, record: Record, labels: Labels = "full") -> Mask:
-        """(H, W), the protocol's class ids, 255 where ignored"""
+        """(H, W), the protocol's class ids, 255 where ignored and where the image has no data"""
         path = record.masks.get(labels)
         if path is None:
             there = ", ".join(record.masks) or "none"
@@ -120,7 +134,9 @@ class Folder:
                 f"{path} is {array.shape[1]} x {array.shape[0]} px, but its image is {record.width} x {record.height}"
             )
         mask, _ = encode(_cut(array, record.window), self.table, str(path))
-        return self._to_protocol[mask]
+        ids: Mask = self._to_protocol[mask]
+        gaps = self._gaps(record)
+        return ids if gaps is None else np.where(gaps, np.uint8(IGNORE), ids)
 
     def class_counts(self, record: Record, labels: Labels = "full") -> list[int]:
         """Labelled pixels of each of the protocol's classes; a mask is read once."""
@@ -157,7 +173,7 @@ class Folder:
         totals = np.zeros((self.bands, 3))
         for record in self.records(split):
             if record.name not in self._sums:
-                self._sums[record.name] = band_sums(self.read_image(record))
+                self._sums[record.name] = band_sums(self.read_image(record), self.present(record))
             if len(self._sums[record.name]) != self.bands:
                 raise UserError(
                     f"dataset.json notes {len(self._sums[record.name])} bands of {record.name}, but the images of "

@@ -13,7 +13,8 @@ import numpy as np
 from crispseg.data.classes import IGNORE, ClassTable
 from crispseg.data.drawing import Thumbnails, draw_contact_sheet, draw_thumbnails
 from crispseg.data.folder import Pairs, find_pairs, open_folder
-from crispseg.data.images import Array, read_image, read_mask
+from crispseg.data.gaps import Gaps, find_gaps
+from crispseg.data.images import Array, read_image, read_mask, read_nodata
 from crispseg.data.labels import Mask, encode, histogram, is_lossy, read_table_mask
 from crispseg.data.manifest import Statistics, band_sums, statistics_of
 from crispseg.data.shares import SplitShares, neighbours, split_shares
@@ -139,8 +140,8 @@ def _look_at_images(report: Report, pairs: Pairs, masks: dict[str, Path], count:
         except UserError as error:
             report.problems.append(str(error))
             continue
-        _count_image(report, path, image, totals)
-        mask = _count_mask(report, path, image, masks.get(name))
+        gaps = _count_image(report, path, image, totals)
+        mask = _count_mask(report, path, image, masks.get(name), gaps)
         if name in shown:
             palette = report.table.palette if report.table else ()
             report.thumbnails.append((name, *draw_thumbnails(image, mask, palette)))
@@ -151,13 +152,15 @@ def _look_at_images(report: Report, pairs: Pairs, masks: dict[str, Path], count:
             report.problems.append(str(error))
 
 
-def _count_image(report: Report, path: Path, image: Array, totals: dict[int, Array]) -> None:
+def _count_image(report: Report, path: Path, image: Array, totals: dict[int, Array]) -> Gaps:
     height, width, bands = image.shape
     report.images += 1
     report.pixels += height * width
     report.sizes[f"{width} x {height}"] += 1
     report.kinds[f"{bands} band{'' if bands == 1 else 's'} of {image.dtype}"] += 1
-    totals[bands] = totals.get(bands, np.zeros((bands, 3))) + np.array(band_sums(image))
+    gapped, gaps = find_gaps(image, read_nodata(path))
+    present = None if gaps is None or image.dtype.kind == "f" else ~gaps
+    totals[bands] = totals.get(bands, np.zeros((bands, 3))) + np.array(band_sums(gapped, present))
     infinite = int(np.isinf(image).any(axis=-1).sum()) if image.dtype.kind == "f" else 0
     if infinite:
         row, column = np.argwhere(np.isinf(image).any(axis=-1))[0]
@@ -165,6 +168,7 @@ def _count_image(report: Report, path: Path, image: Array, totals: dict[int, Arr
             f"{path.name} has {infinite} pixels of infinity, the first at row {row}, column {column}; they count as no "
             "data: write NaN there if that is meant, or look for the division by zero"
         )
+    return gaps
 
 
 def _look_at_bare(report: Report, bare: list[Path], names: list[str]) -> None:
@@ -178,7 +182,7 @@ def _look_at_bare(report: Report, bare: list[Path], names: list[str]) -> None:
         report.hints.append(f"{len(bare) - len(needed)} images for test or unused have no mask: they cannot be scored")
 
 
-def _count_mask(report: Report, path: Path, image: Array, mask_path: Path | None) -> Mask | None:
+def _count_mask(report: Report, path: Path, image: Array, mask_path: Path | None, gaps: Gaps) -> Mask | None:
     if mask_path is None:
         return None
     try:
@@ -197,7 +201,7 @@ def _count_mask(report: Report, path: Path, image: Array, mask_path: Path | None
             report.problems.append(str(error))
         return None
     report.counts[path.stem] = histogram(mask, len(report.table.names))
-    report.ignored_pixels += int((mask == IGNORE).sum())
+    report.ignored_pixels += int(((mask == IGNORE) | (False if gaps is None else gaps)).sum())
     return mask
 
 

@@ -125,6 +125,7 @@ class _Loaded(NamedTuple):
     image: NDArray[Any]  # (H, W, bands)
     truth: Labels
     edge_truth: Labels | None  # the labels that boundaries are scored on
+    present: NDArray[np.bool_] | None  # where an image of whole numbers has data
 
 
 class _Judge:
@@ -169,14 +170,15 @@ class _Judge:
                 f"{record.image} is {image.shape[1]} x {image.shape[0]} px, but its labels are {truth.shape[1]} x "
                 f"{truth.shape[0]} px"
             )
-        return _Loaded(image, truth, None if conditions.boundary_labels is None else edge_truth)
+        edges = None if conditions.boundary_labels is None else edge_truth
+        return _Loaded(image, truth, edges, self.folder.present(record))
 
     def _count(self, index: int, loaded: _Loaded) -> ImageCounts:
         conditions, name = self.conditions, self.records[index].name
-        image_source = ArraySource(loaded.image, self.plain.model.info.mean)
+        image_source = ArraySource(loaded.image, self.plain.model.info.mean, loaded.present)
         plan = plan_windows(image_source.height, image_source.width, conditions.tile, conditions.overlap)
         classes, confidence = predict(self.evaluator, image_source, plan, self.batch_size, self.progress.window_done)
-        absent = (classes == NODATA) | _missing(loaded.image)
+        absent = classes == NODATA
         truth = np.where(absent, np.uint8(IGNORE), loaded.truth)
         self.worst.look(index, name, loaded.image, truth, classes)
         predicted, true = self._tensor(classes), self._tensor(truth)
@@ -194,18 +196,11 @@ class _Judge:
             calibration=calibrate(self._tensor(confidence), predicted == true, true != IGNORE),
             boundary=boundary,
             spectrum=spectral_ratios(self.plain, image_source, conditions.tile) if looked_into else {},
-            prediction=KeptMap.of(np.where(absent, np.uint8(NODATA), classes)),
+            prediction=KeptMap.of(classes),
         )
 
     def _tensor(self, array: Labels) -> Tensor:
         return torch.from_numpy(array).to(self.device)
-
-
-def _missing(image: NDArray[Any]) -> NDArray[np.bool_]:
-    """Pixels (H, W) that lack a band: training ignores them too."""
-    if image.dtype.kind != "f":
-        return np.zeros(image.shape[:2], bool)
-    return np.logical_or.reduce(np.isnan(image), axis=2)
 
 
 def predict(

@@ -64,7 +64,8 @@ def _labelled(
 ) -> Iterator[Labelled]:
     for record in _spread(data.records(split), count):
         labels = data.read_mask(record, data.protocol.labels(split))
-        yield _middle(data.read_image(record), labels, str(record.image), model, size)
+        image, present = data.read_image(record), data.present(record)
+        yield _middle(image, labels, str(record.image), model, size, present)
 
 
 def _unlabelled(folder: Path, model: SegmentationModel, size: tuple[int, int] | None, count: int) -> Iterator[Labelled]:
@@ -88,14 +89,19 @@ def _spread(items: Sequence[Any], count: int) -> list[Any]:
 
 
 def _middle(
-    image: NDArray[Any], labels: NDArray[np.uint8] | None, path: str, model: SegmentationModel, size: Any
+    image: NDArray[Any],
+    labels: NDArray[np.uint8] | None,
+    path: str,
+    model: SegmentationModel,
+    size: Any,
+    present: NDArray[np.bool_] | None = None,
 ) -> Labelled:
     """The middle of an image, as `crisp predict` would show it: gaps hold the bands' means, and beyond its edges is
     its reflection. Neither has labels that count."""
     have = image.shape[:2]
     height, width = size or (min(_SIDE, have[0]), min(_SIDE, have[1]))
     window = Window((have[0] - height) // 2, (have[1] - width) // 2, height, width)
-    pixels = read_reflected(ArraySource(image, model.info.mean), window)
+    pixels = read_reflected(ArraySource(image, model.info.mean, present), window)
     _check_values(pixels.values[:, pixels.present], image.dtype, path, model)
     if labels is not None:
         labels = _framed(labels, window)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crispseg.data.images import Array, read_header, read_image, read_nodata
-from crispseg.raster.nodata import is_data
+from crispseg.nodata import is_data
 from crispseg.threads import available_cores
 
 _BANDS = 3

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crispseg.errors import UserError
-from crispseg.raster.nodata import is_data
+from crispseg.nodata import is_data
 
 
 class Window(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tracemalloc
+import unicodedata
 import warnings
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from crispseg.data import ClassTable, get_protocol, open_folder
+from crispseg.data import ClassTable, get_protocol, inspect, open_folder
 from crispseg.data.dataset import check_bands
 from crispseg.data.images import read_image
 from crispseg.errors import UserError
@@ -104,6 +105,25 @@ def test_split_file_and_split_argument(tmp_path: Path) -> None:
         folder.records("val")
     with pytest.raises(UserError, match="unknown split 'vall'; did you mean 'val'"):
         folder.records("vall")
+
+
+def test_accents_of_two_kinds_are_one_name(tmp_path: Path) -> None:
+    """A Mac's files have an accent as a character of its own; a mask drawn there belongs to the image all the same."""
+    fake_own(tmp_path)
+    names = [path.stem for path in sorted((tmp_path / "images").iterdir())]
+    for number, name in enumerate(names):
+        image, mask = tmp_path / "images" / f"{name}.png", tmp_path / "masks" / f"{name}.png"
+        image.rename(image.with_name(unicodedata.normalize("NFC", f"Grünfläche {number}.png")))
+        mask.rename(mask.with_name(unicodedata.normalize("NFD", f"Grünfläche {number}.png")))
+    rows = [f"{unicodedata.normalize('NFD', f'Grünfläche {i}')},{'val' if i else 'train'}" for i in range(len(names))]
+    report = inspect(tmp_path)
+    assert report.problems == [] and len(report.counts) == len(names)
+    (tmp_path / "split.csv").write_text("\n".join(["name,split", *rows]) + "\n")
+    folder = open_folder(tmp_path)
+    assert [r.name for r in folder.records("train")] == ["Grünfläche 0"]
+    assert len(folder.records("val")) == len(names) - 1
+    chosen = open_folder(tmp_path, split=dict(row.split(",") for row in rows))
+    assert chosen.splits == folder.splits
 
 
 def test_one_image_is_split_into_parts_with_a_gap(tmp_path: Path) -> None:

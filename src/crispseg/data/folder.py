@@ -39,6 +39,7 @@ from crispseg.data.split import (
     Window,
     blocked_split,
     check_split,
+    composed,
     read_kinds,
     read_split,
     strip_split,
@@ -225,8 +226,9 @@ def open_folder(
         splits = _protocol_split(records, protocol, root)
     else:
         chosen = split if split is not None else (root / "split.csv" if (root / "split.csv").exists() else None)
-        if isinstance(chosen, Mapping) and unlisted == "unused":
-            chosen = {**{record.name: UNUSED for record in records}, **chosen}
+        if isinstance(chosen, Mapping):
+            left_out = {record.name: UNUSED for record in records} if unlisted == "unused" else {}
+            chosen = left_out | {composed(name): kind for name, kind in chosen.items()}
         counts = _table_counts(records, table, counts) if chosen is None and len(records) > 1 else counts
         splits = _own_split(records, chosen, val_share, seed, counts)
         names = {kind: [record.name for record in members] for kind, members in splits.items()}
@@ -287,9 +289,10 @@ def _files(folder: Path) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for path in list_folder(folder):
         if path.suffix.lower() in SUFFIXES and not path.name.startswith("."):
-            if path.stem in found:
-                raise UserError(f"{folder} holds both {found[path.stem].name} and {path.name}; keep one of them")
-            found[path.stem] = path
+            name = composed(path.stem)
+            if name in found:
+                raise UserError(f"{folder} holds both {found[name].name} and {path.name}; keep one of them")
+            found[name] = path
     return dict(sorted(found.items(), key=lambda item: _natural(item[0])))
 
 

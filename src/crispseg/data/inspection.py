@@ -18,7 +18,7 @@ from crispseg.data.images import Array, read_image, read_mask, read_nodata
 from crispseg.data.labels import Mask, encode, histogram, is_lossy, read_table_mask
 from crispseg.data.manifest import Statistics, band_sums, statistics_of
 from crispseg.data.shares import SplitShares, neighbours, split_shares
-from crispseg.data.split import UNUSED, read_split
+from crispseg.data.split import UNUSED, composed, read_split
 from crispseg.data.tables import Classes, find_table, has_table
 from crispseg.errors import UserError
 from crispseg.reading import list_folder
@@ -176,7 +176,7 @@ def _look_at_bare(report: Report, bare: list[Path], names: list[str]) -> None:
     split: dict[str, str] = {}
     with contextlib.suppress(UserError):  # told of when the split is looked at
         split = read_split(report.root / "split.csv", names)
-    needed = [path for path in bare if split.get(path.stem) not in ("test", UNUSED)]
+    needed = [path for path in bare if split.get(composed(path.stem)) not in ("test", UNUSED)]
     report.problems += [f"image {path.name} has no mask" for path in needed]
     if len(needed) < len(bare):
         report.hints.append(f"{len(bare) - len(needed)} images for test or unused have no mask: they cannot be scored")
@@ -200,7 +200,7 @@ def _count_mask(report: Report, path: Path, image: Array, mask_path: Path | None
         if not is_lossy(mask_path.name):  # one sentence about all jpg masks is enough
             report.problems.append(str(error))
         return None
-    report.counts[path.stem] = histogram(mask, len(report.table.names))
+    report.counts[composed(path.stem)] = histogram(mask, len(report.table.names))
     report.ignored_pixels += int(((mask == IGNORE) | (False if gaps is None else gaps)).sum())
     return mask
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -142,13 +143,18 @@ def read_split(path: str | Path, names: Iterable[str]) -> dict[str, str]:
     rows = read_csv(path, _COLUMNS, "split file")
     split: dict[str, str] = {}
     for number, row in enumerate(rows, 2):
-        name = str(row["name"]).strip()
+        name = composed(str(row["name"]).strip())
         name = name if name in known_names else Path(name).stem
         if name not in known_names:
             raise UserError(f"{path}, line {number}: there is no image {shown(row['name'])} in images/")
         if split.setdefault(name, _kind(row)) != _kind(row):
             raise UserError(f"{path}, line {number}: {shown(name)} is in {split[name]} already; keep one of the lines")
     return check_split(split, known_names, str(path))
+
+
+def composed(name: str) -> str:
+    """With its accents as one character each: files from a Mac have them as two, so that equal names differ."""
+    return unicodedata.normalize("NFC", name)
 
 
 def _kind(row: Mapping[str, object]) -> str:

@@ -61,6 +61,18 @@ def test_caution_is_said(tmp_path: Path) -> None:
     ]
 
 
+def test_what_has_no_score_is_not_called_noise(tmp_path: Path) -> None:
+    """Images of one class each have no contour, and images without a label nothing at all."""
+    plain = {f"site{number}": (np.full((30, 30), number % 2, np.uint8),) * 2 for number in range(12)}
+    flat = evaluation_of(tmp_path, plain, "flat")
+    comparison = compare(flat, flat, resamples=100)
+    nothing = "not compared, as these images have nothing to score of at least one of the two."
+    assert comparison.sentences()[1] == f"BF@3px: {nothing}" and "within noise" in comparison.sentences()[0]
+    cells = {row[0]: row[1:] for row in comparison.table().rows}
+    assert cells["BF@3px"] == ("-", "-", "-", "", "") and cells["mIoU"][3] == "0.00 to 0.00"
+    assert comparison.to_dict()["differences"]["BF@3px"]["p_value"] is None
+
+
 def test_parts_of_few_tiles_are_told(tmp_path: Path) -> None:
     pairs = {f"tile{n // 6}_part{n % 6}": (labels(n, (20, 20)),) * 2 for n in range(12)}
     root = write_folder(tmp_path / "data", pairs)

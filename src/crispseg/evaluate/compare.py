@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,7 @@ class Comparison:
         for name in a:
             difference = self.differences.get(name)
             change = None if a[name] is None or b[name] is None else b[name] - a[name]  # type: ignore[operator]
+            difference = None if change is None else difference
             interval = f"{percent(difference.low)} to {percent(difference.high)}" if difference else ""
             chance = f"{difference.p_value:.3g}" if difference else ""
             rows.append((name, percent(a[name]), percent(b[name]), percent(change), interval, chance))
@@ -69,6 +71,8 @@ class Comparison:
 
 def verdict(name: str, difference: Difference) -> str:
     """One sentence on one score."""
+    if math.isnan(difference.difference):
+        return f"{name}: not compared, as these images have nothing to score of at least one of the two."
     facts = (
         f"B - A = {100 * difference.difference:+.2f} points, {100 * difference.confidence:g} % interval "
         f"{100 * difference.low:+.2f} to {100 * difference.high:+.2f}, p = {difference.p_value:.2g}, "

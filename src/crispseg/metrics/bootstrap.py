@@ -22,7 +22,8 @@ _CHUNK = 1000  # resamples at a time
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Scores of A and B over all images, B - A, its confidence interval and its two-sided p-value."""
+    """Scores of A and B over all images, B - A, its confidence interval and its two-sided p-value; NaN where the
+    images have nothing to score."""
 
     a: float
     b: float
@@ -146,6 +147,8 @@ def _interval(differences: NDArray[np.float64], confidence: float) -> tuple[floa
 
 
 def _p_value(differences: NDArray[np.float64]) -> float:
+    if not len(differences):
+        return float("nan")
     tails = min((differences <= 0).sum(), (differences >= 0).sum())
     return min(1.0, float(2 * (tails + 1) / (len(differences) + 1)))
 

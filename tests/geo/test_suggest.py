@@ -49,6 +49,42 @@ def test_the_least_certain_windows_are_found(maps):
     assert shapely.union_all(boxes).area == sum(box.area for box in boxes)  # none over another
 
 
+@pytest.mark.parametrize(
+    ("dtype", "filler", "nodata"),
+    [("uint8", 255, 255), ("float32", np.nan, np.nan), ("float32", np.nan, None), ("float32", -1, -1)],
+)
+def test_holes_of_any_kind_are_left_out(tmp_path, dtype, filler, nodata):
+    draws = np.random.default_rng(7)
+    levels = draws.integers(0, 255, (64, 96))
+    hole = draws.random(levels.shape) < 0.4
+    hole[:20, :40] = True
+    values = levels.astype(dtype) / (1 if dtype == "uint8" else 254)
+    path = write_raster(tmp_path / "sure.tif", np.where(hole, filler, values).astype(dtype), nodata=nodata)
+    confidence = np.where(hole, np.nan, levels / 254)
+    means = {}
+    for top in range(0, 64 - 15, 4):
+        for left in range(0, 96 - 15, 4):
+            part = confidence[top : top + 16, left : left + 16]
+            if np.isfinite(part).mean() >= 0.5:
+                means[top, left] = np.nanmean(part)
+    expected = []
+    for (top, left), mean in sorted(means.items(), key=lambda item: item[1]):
+        if all(abs(top - w[0]) >= 16 or abs(left - w[1]) >= 16 for w in expected):
+            expected.append((top, left, mean))
+    chosen = least_certain(path, 5, 16)
+    assert [(w.top, w.left) for w in chosen] == [(top, left) for top, left, _ in expected[:5]]
+    assert [w.confidence for w in chosen] == pytest.approx([mean for *_, mean in expected[:5]], rel=1e-5)
+
+
+@pytest.mark.parametrize(("value", "dtype"), [(97, "float32"), (-0.5, "float32"), (20_000, "uint16")])
+def test_numbers_that_are_no_confidence_are_refused(tmp_path, value, dtype):
+    values = np.full((32, 32), 0.5 if dtype == "float32" else 0, dtype)
+    values[9, 9] = value
+    path = write_raster(tmp_path / "percent.tif", values, nodata=255)
+    with pytest.raises(UserError, match=f"percent.tif holds a confidence of {value}; it must be from 0 to 1"):
+        least_certain(path, 1, 16)
+
+
 def test_the_package_holds_windows_and_the_predicted_regions_in_them(maps):
     path, classes, _ = maps
     target, chosen = suggest(path, count=3, side=64)

@@ -37,6 +37,7 @@ LABELS, WINDOWS = "labels", "windows"
 _ROWS = 512  # read together
 _PARTS = 4  # a window is tried at every fourth of its side
 _LEAST_DATA = 0.5  # of a window's pixels
+_SLACK = 1e-3  # a softmax in half precision may miss 1 by so much
 
 
 class Chosen(NamedTuple):
@@ -130,9 +131,10 @@ def _cell_sums(dataset: Any, path: str, step: int) -> tuple[NDArray[np.float64],
             window = Window(row * step, 0, step, columns * step)
             with explaining_damage(path, window):
                 values = dataset.read(1, window=((window.top, window.top + step), (0, window.width)))
-            known = values != _no_data(dataset)
-            share = values / SURE if values.dtype == np.uint8 else values
+            known = _known(dataset, values)
+            share = values / (SURE if values.dtype == np.uint8 else 1)
             unsure = np.where(known, 1 - share, 0)
+            _refuse_other_numbers(path, unsure)
             doubt[row] = unsure.reshape(step, columns, step).sum((0, 2))
             pixels[row] = known.reshape(step, columns, step).sum((0, 2))
     return doubt, pixels
@@ -144,13 +146,22 @@ def _has_data(path: str) -> bool:
             window = Window(top, 0, min(_ROWS, dataset.height - top), dataset.width)
             with explaining_damage(path, window):
                 values = dataset.read(1, window=((top, top + window.height), (0, window.width)))
-            if (values != _no_data(dataset)).any():
+            if _known(dataset, values).any():
                 return True
     return False
 
 
-def _no_data(dataset: Any) -> float:
-    return NODATA if dataset.nodata is None else dataset.nodata
+def _known(dataset: Any, values: NDArray[Any]) -> NDArray[np.bool_]:
+    return np.isfinite(values) & (values != (NODATA if dataset.nodata is None else dataset.nodata))
+
+
+def _refuse_other_numbers(path: str, unsure: NDArray[np.float64]) -> None:
+    """A doubt outside 0 to 1 would make one window hide another."""
+    if unsure.size and not -_SLACK <= unsure.min() <= unsure.max() <= 1 + _SLACK:
+        share = 1 - (unsure.min() if unsure.min() < -_SLACK else unsure.max())
+        raise UserError(
+            f"{path} holds a confidence of {share:g}; it must be from 0 to 1, or bytes of up to {SURE} (255 is no data)"
+        )
 
 
 def _box_sums(cells: NDArray[Any], tall: int, wide: int) -> NDArray[Any]:

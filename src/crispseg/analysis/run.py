@@ -36,6 +36,7 @@ from crispseg.errors import UserError, unknown
 from crispseg.evaluate.conditions import require_labels
 from crispseg.evaluate.run import check_fit
 from crispseg.evaluate.spectrum import spread
+from crispseg.evaluate.values import check_values
 from crispseg.models.base import SegmentationModel
 from crispseg.models.crisp import CRISP
 from crispseg.models.onnx_file import OnnxModel
@@ -67,6 +68,8 @@ def analyze(
     for each in models.values():
         check_fit(each, folder)
     records, conditions = choose(folder, split, settings)
+    for each in models.values():
+        check_values(each, folder, records)
     was_training = {label: each.training for label, each in models.items()}
     try:
         runners = _runners(models, find_device(device), source or model.name, against_source)

@@ -22,6 +22,7 @@ from crispseg.evaluate.kept import KeptMap
 from crispseg.evaluate.result import Evaluation, ImageCounts
 from crispseg.evaluate.scales import AtScales
 from crispseg.evaluate.spectrum import spectral_ratios, spread
+from crispseg.evaluate.values import check_values
 from crispseg.evaluate.worst import WorstWindows, worst_of
 from crispseg.metrics import BoundaryCounts, CalibrationCounts, ConfusionMatrix
 from crispseg.models.base import SegmentationModel
@@ -69,6 +70,7 @@ def evaluate(
     processes = processes or Processes(find_device(device))
     conditions = settle(settings, folder, split)
     check_fit(model, folder)
+    check_values(model, folder, folder.records(conditions.split))
     was_training = model.training
     try:
         judge = _Judge(model, folder, conditions, settings, processes, progress)

@@ -350,6 +350,33 @@ def test_a_stray_pixel_is_no_class(tmp_path: Path) -> None:
     assert folder.read_mask(record)[3, 4] == 255
 
 
+@pytest.mark.parametrize(("nodata", "asked"), [(0, True), (2, True), (255, False), (9, False), (None, False)])
+def test_a_class_that_the_masks_call_no_data_is_asked_about(nodata: int | None, asked: bool, tmp_path: Path) -> None:
+    """Programs that burn polygons give the rest 0 and call it no data; others have the background there."""
+    rasterio = pytest.importorskip("rasterio")
+    fake_own(tmp_path)
+    for path in list((tmp_path / "masks").iterdir()):
+        mask = np.asarray(Image.open(path))
+        facts = {"height": mask.shape[0], "width": mask.shape[1], "count": 1, "dtype": "uint8", "nodata": nodata}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
+            with rasterio.open(path.with_suffix(".tif"), "w", driver="GTiff", **facts) as file:
+                file.write(mask, 1)
+        path.unlink()
+    if not asked:
+        assert len(open_folder(tmp_path).table.names) == 3
+        return
+    with pytest.raises(UserError, match=f"hold {nodata}, which their files call no data") as caught:
+        open_folder(tmp_path)
+    rows = str(caught.value)[str(caught.value).index("name,id,ignore") :]
+    (tmp_path / "classes.csv").write_text(rows + "\n")
+    folder = open_folder(tmp_path)
+    assert len(folder.table.names) == 2 and folder.table.ignored_values[0] == nodata
+    record = folder.records("train")[0]
+    drawn = read_image(record.masks["full"])[..., 0]
+    np.testing.assert_array_equal(folder.read_mask(record) == 255, drawn == nodata)
+
+
 def test_an_absurd_id_costs_no_memory(tmp_path: Path) -> None:
     fake_own(tmp_path)
     path = sorted((tmp_path / "masks").iterdir())[0]

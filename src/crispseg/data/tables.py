@@ -11,7 +11,7 @@ import numpy as np
 
 from crispseg.data import known
 from crispseg.data.classes import IGNORE, MAX_CLASSES, ClassTable, read_class_table, table_from_rows
-from crispseg.data.images import read_mask, read_palette
+from crispseg.data.images import read_mask, read_nodata, read_palette
 from crispseg.data.labels import check_whole, pack, unpack
 from crispseg.data.manifest import MANIFEST, read_manifest
 from crispseg.errors import UserError
@@ -54,6 +54,14 @@ def infer_table(root: Path, masks: Sequence[Path]) -> ClassTable:
         )
     if ids[0] not in (0, 1) or ids[-1] - ids[0] >= len(ids) or len(ids) > MAX_CLASSES:
         raise _ask_for_ids(root, found)
+    empty = {nodata for path in masks if (nodata := read_nodata(path)) in ids}
+    if empty:
+        rows = "\n".join(f"class_{value},{value},{'1' if value in empty else ''}" for value in ids)
+        raise UserError(
+            f"the masks of {root} hold {' and '.join(f'{value:g}' for value in sorted(empty))}, which their files call "
+            f"no data; write {root / 'classes.csv'}, with 1 in the last column if nothing is to be learnt there, and "
+            f"nothing if it is a class:\nname,id,ignore\n{rows}"
+        )
     return ClassTable(tuple(f"class_{i}" for i in ids), values=tuple(ids) if ids[0] else ())
 
 

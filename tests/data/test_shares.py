@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +51,20 @@ def test_unlike_splits_are_told(tmp_path: Path) -> None:
     write_split(root, {"site2_part1"})
     told = "\n".join(split_shares(open_folder(root)).warnings)
     assert "training and validation are unlike: 'class_1'" in told and "100 % of the other" in told
+
+
+def test_copies_on_both_sides_are_told(tmp_path: Path) -> None:
+    root = fake_own(tmp_path / "mine")
+    write_split(root, {"site2_part1", "site1_part1"})
+    assert not any("copies" in text for text in split_shares(open_folder(root)).warnings)
+    for folder in ("images", "masks"):
+        shutil.copy(root / folder / "site0_part0.png", root / folder / "other.png")
+        (root / folder / "linked.png").symlink_to(root / folder / "site0_part1.png")
+    with (root / "split.csv").open("a") as file:
+        file.write("\nother,val\nlinked,test\n")
+    told = split_shares(open_folder(root)).warnings
+    assert "1 of 3 val images are copies of training images, e.g. other of site0_part0: scores are too good" in told
+    assert "1 of 1 test images are copies of training images, e.g. linked of site0_part1: scores are too good" in told
 
 
 def test_every_fault_is_found_before_anything_is_computed(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from crispseg.data.folder import Folder, Record
 from crispseg.data.protocol import SPLITS, Labels
 from crispseg.data.split import group_names
 from crispseg.errors import UserError
+from crispseg.fingerprint import content_of, stamps
 
 _THREADS = 8
 _UNLIKE = 0.3  # from this total variation on, two splits are said to differ
@@ -87,7 +89,7 @@ def split_shares(folder: Folder) -> SplitShares:
         counts = np.sum([folder.class_counts(record, labels) for record in records], axis=0)
         images[split] = len(records)
         shares[split] = {n: float(c) / max(int(counts.sum()), 1) for n, c in zip(names, counts, strict=True)}
-    return SplitShares(images, shares, tuple(_warnings(shares)))
+    return SplitShares(images, shares, (*_warnings(shares), *_copies(folder)))
 
 
 def _warnings(shares: dict[str, dict[str, float]]) -> Iterable[str]:
@@ -106,6 +108,25 @@ def _warnings(shares: dict[str, dict[str, float]]) -> Iterable[str]:
             f"training and validation are unlike: {most!r} is {100 * train[most]:.0f} % of the one and "
             f"{100 * val[most]:.0f} % of the other; write a split.csv, or add images"
         )
+
+
+def _copies(folder: Folder) -> Iterable[str]:
+    """That images which train are scored as well, whatever they are called."""
+    sides = {split: [r for r in folder.splits.get(split, ()) if r.window is None] for split in SPLITS}
+    sizes = {record.image.stat().st_size for record in sides["train"]}
+    likely = {split: [r for r in records if r.image.stat().st_size in sizes] for split, records in sides.items()}
+    if not any(likely[split] for split in SPLITS if split != "train"):
+        return
+    found = stamps(record.image for records in likely.values() for record in records)
+    contents = {s: {r.name: content_of(found[os.path.abspath(r.image)]) for r in likely[s]} for s in SPLITS}
+    trained = {content: name for name, content in contents["train"].items()}
+    for split in SPLITS[1:]:
+        same = [(name, trained[content]) for name, content in contents[split].items() if content in trained]
+        if same:
+            yield (
+                f"{len(same)} of {len(sides[split])} {split} images are copies of training images, e.g. {same[0][0]} "
+                f"of {same[0][1]}: scores are too good"
+            )
 
 
 def neighbours(folder: Folder) -> str:

@@ -96,12 +96,11 @@ def read_place(path: Path) -> Place | None:
 
 def is_turned(path: Path) -> bool:
     """Whether a note in the file (EXIF's orientation) says that it is to be shown otherwise than its pixels lie."""
-    start = _start(path, str(path))
-    with contextlib.suppress(UserError), _pillow(path, str(path)) as picture:  # rasterio will tell what it is
-        if start[:4] in _TIFF:
-            return int(picture.tag_v2.get(_ORIENTATION, 1)) != 1
-        with _explaining(str(path)):
-            return "exif" in picture.info and int(picture.getexif().get(_ORIENTATION, 1)) != 1
+    name = str(path)
+    tif = _start(path, name)[:4] in _TIFF
+    with contextlib.suppress(UserError), _explaining(name), _pillow(path, name) as picture:  # rasterio reads the others
+        notes = picture.tag_v2 if tif else picture.getexif() if "exif" in picture.info else {}
+        return int(notes.get(_ORIENTATION, 1)) in _TURNED
     return False
 
 
@@ -248,6 +247,7 @@ _PLAIN_TIFS = {("1", 1), ("L", 1), ("P", 1), ("I;16", 1), ("F", 1), ("RGB", 3), 
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 # numbers of tif tags; the last is GDAL's
 _BITS, _ORIENTATION = 258, 274
+_TURNED = range(2, 9)  # of the orientation's values; 1 is upright, and some cameras write 0
 _SAMPLES, _STRIPS, _STRIP_BYTES, _TILES, _TILE_BYTES, _NODATA = 277, 273, 279, 324, 325, 42113
 
 

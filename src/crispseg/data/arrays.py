@@ -20,6 +20,7 @@ from crispseg.errors import UserError
 from crispseg.files import replacing
 from crispseg.reading import DAMAGE
 
+_RULES = 2  # by which pixels and labels are made of the files; what was kept by others is made anew
 BUDGET = 6 << 30  # bytes
 
 
@@ -89,7 +90,7 @@ class Arrays:
         """Changes with the files and with the meaning of the labels; the record's name tells the part taken."""
         files = [record.image, *([record.masks[self._labels]] if self._labels in record.masks else [])]
         facts = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-        key = repr((facts, self._labels, self._folder.protocol.hash, self._folder.table))
+        key = repr((_RULES, facts, self._labels, self._folder.protocol.hash, self._folder.table))
         return hashlib.sha256(key.encode()).hexdigest()[:16]
 
 

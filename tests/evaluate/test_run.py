@@ -205,6 +205,37 @@ def test_pixels_without_data_are_not_scored(dtype: str, filler: float, nodata: f
     np.testing.assert_array_equal(counts(evaluation), counted(np.where(true == 255, 0, true), true))
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+def test_a_scene_with_gaps_is_scored_as_predict_maps_it(dtype: str, tmp_path: Path) -> None:
+    """Also where single bands hold the filler: both fill these with the band's mean."""
+    rasterio = pytest.importorskip("rasterio")
+    true = labels(6, (48, 60))
+    root = write_folder(tmp_path / "data", {"site0": (true, true)})
+    pixels = COLOURS[true].astype(dtype)
+    draws = np.random.default_rng(3)
+    pixels[draws.random(pixels.shape) < 0.05] = 0
+    pixels[:15, :25] = 0
+    (root / "images" / "site0.png").unlink()
+    scene = root / "images" / "site0.tif"
+    facts = {"driver": "GTiff", "height": 48, "width": 60, "count": 3, "dtype": dtype, "nodata": 0}
+    place = {"crs": "EPSG:32632", "transform": rasterio.Affine(1, 0, 400_000, 0, -1, 5_000_000)}
+    with rasterio.open(scene, "w", **facts, **place) as file:
+        file.write(np.moveaxis(pixels, 2, 0))
+    model = blur_model()
+    windows = {"tile": 32, "overlap": 16}
+    chosen = {"precision": "float32", "device": "cpu", "resolution": "scene"}
+    crispseg.predict(str(scene), str(tmp_path / "map.tif"), model, **windows, **chosen)
+    with rasterio.open(tmp_path / "map.tif") as file:
+        mapped = file.read(1)
+    lacking = (pixels == 0).all(2)
+    np.testing.assert_array_equal(mapped == 255, lacking)
+    judged = ~lacking if dtype == "uint8" else (pixels != 0).all(2)
+    folder = open_folder(root, split={"site0": "val"})
+    evaluation = evaluate(model, folder, "val", settings=Settings(**windows))
+    truth = np.where(judged, true, np.uint8(255))
+    np.testing.assert_array_equal(counts(evaluation), counted(np.where(judged, mapped, 0), truth))
+
+
 def test_spectral_ratio_of_every_block(perfect: Folder) -> None:
     torch.manual_seed(1)
     model = crispseg.create_model("crisp_nano", 3, 3).eval()

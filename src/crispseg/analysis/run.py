@@ -132,7 +132,7 @@ class Shown(NamedTuple):
     window: Window
     rgb: NDArray[np.uint8]  # (H, W, 3)
     image: NDArray[Any]  # the whole of it (height, width, bands), with its gaps
-    data: NDArray[np.bool_] | None  # (height, width) where an image of whole numbers has data
+    measured: NDArray[np.bool_] | None  # (height, width, bands) where an image of whole numbers has data
     present: NDArray[np.bool_]
     truth: NDArray[np.uint8]  # ignored where nothing is present
 
@@ -147,10 +147,10 @@ def read(folder: Folder, record: Record, conditions: Conditions, model: Segmenta
     height, width = (min(side, conditions.settings.limit) for side in truth.shape)
     window = Window((truth.shape[0] - height) // 2, (truth.shape[1] - width) // 2, height, width)
     rows, columns = slice(window.top, window.top + height), slice(window.left, window.left + width)
-    data = folder.present(record)
-    present = ArraySource(image, model.info.mean, data).read(window).present
+    measured = folder.measured(record)
+    present = ArraySource(image, model.info.mean, measured).read(window).present
     truth = np.where(present, truth[rows, columns], np.uint8(IGNORE))
-    return Shown(record.name, window, to_rgb(image[rows, columns]), image, data, present, truth)
+    return Shown(record.name, window, to_rgb(image[rows, columns]), image, measured, present, truth)
 
 
 class Seen(NamedTuple):
@@ -174,7 +174,7 @@ class _Runner:
     @torch.inference_mode()
     def __call__(self, shown: Shown, cutoff: float) -> Seen:
         evaluator, model = self.evaluator, self.evaluator.model
-        source = ArraySource(shown.image, model.info.mean, shown.data)
+        source = ArraySource(shown.image, model.info.mean, shown.measured)
         values = source.read(shown.window).values  # gaps filled as it was trained
         x = torch.from_numpy(values).to(evaluator.device, torch.float32)
         x = (x if model.normalises else evaluator.normalisation(x))[None]

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crispseg.data.classes import IGNORE, ClassTable
-from crispseg.data.gaps import Gaps, find_gaps
+from crispseg.data.gaps import Gapped, find_gaps
 from crispseg.data.images import SUFFIXES, Array, read_header, read_image, read_nodata
 from crispseg.data.labels import Mask, encode, histogram, is_lossy, read_labels, read_table_mask
 from crispseg.data.manifest import (
@@ -98,18 +98,17 @@ class Folder:
 
     def read_image(self, record: Record) -> Array:
         """(H, W, bands), NaN or 0 where there is no data"""
-        return self._read_gapped(record)[0]
+        return self._read_gapped(record).image
 
-    def present(self, record: Record) -> NDArray[np.bool_] | None:
-        """(H, W) where an image of whole numbers has data; None where it all is, or where NaN says it."""
-        gaps = self._gaps(record) if np.dtype(self.dtype).kind != "f" else None
-        return None if gaps is None else ~gaps
+    def measured(self, record: Record) -> NDArray[np.bool_] | None:
+        """(H, W, bands) where an image of whole numbers has data; None where it all is, or where NaN says it."""
+        real = np.dtype(self.dtype).kind == "f"
+        return None if real or not self._may_have_gaps(record) else self._read_gapped(record).measured
 
-    def _gaps(self, record: Record) -> Gaps:
-        may_have = np.dtype(self.dtype).kind == "f" or read_nodata(record.image) is not None
-        return self._read_gapped(record)[1] if may_have else None
+    def _may_have_gaps(self, record: Record) -> bool:
+        return np.dtype(self.dtype).kind == "f" or read_nodata(record.image) is not None
 
-    def _read_gapped(self, record: Record) -> tuple[Array, Gaps]:
+    def _read_gapped(self, record: Record) -> Gapped:
         array = read_image(record.image)
         if array.shape[2] != self.bands or str(array.dtype) != self.dtype:
             raise UserError(
@@ -136,8 +135,8 @@ class Folder:
             )
         mask, _ = encode(_cut(array, record.window), self.table, str(path))
         ids: Mask = self._to_protocol[mask]
-        gaps = self._gaps(record)
-        return ids if gaps is None else np.where(gaps, np.uint8(IGNORE), ids)
+        unlearnt = self._read_gapped(record).unlearnt if self._may_have_gaps(record) else None
+        return ids if unlearnt is None else np.where(unlearnt, np.uint8(IGNORE), ids)
 
     def class_counts(self, record: Record, labels: Labels = "full") -> list[int]:
         """Labelled pixels of each of the protocol's classes; a mask is read once."""
@@ -174,7 +173,7 @@ class Folder:
         totals = np.zeros((self.bands, 3))
         for record in self.records(split):
             if record.name not in self._sums:
-                self._sums[record.name] = band_sums(self.read_image(record), self.present(record))
+                self._sums[record.name] = band_sums(self.read_image(record), self.measured(record))
             if len(self._sums[record.name]) != self.bands:
                 raise UserError(
                     f"dataset.json notes {len(self._sums[record.name])} bands of {record.name}, but the images of "

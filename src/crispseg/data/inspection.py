@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from crispseg.data.classes import IGNORE, ClassTable
 from crispseg.data.drawing import Thumbnails, draw_contact_sheet, draw_thumbnails
 from crispseg.data.folder import Pairs, find_pairs, open_folder
-from crispseg.data.gaps import Gaps, find_gaps
+from crispseg.data.gaps import find_gaps
 from crispseg.data.images import Array, read_image, read_mask, read_nodata
 from crispseg.data.labels import Mask, encode, histogram, is_lossy, read_table_mask
 from crispseg.data.manifest import Statistics, band_sums, statistics_of
@@ -23,6 +24,7 @@ from crispseg.data.tables import Classes, find_table, has_table
 from crispseg.errors import UserError
 from crispseg.reading import list_folder
 
+Unlearnt = NDArray[np.bool_] | None  # (H, W)
 _MOST_LISTED = 20  # faults of one kind in the report; all of them are in `problems`
 
 
@@ -140,8 +142,8 @@ def _look_at_images(report: Report, pairs: Pairs, masks: dict[str, Path], count:
         except UserError as error:
             report.problems.append(str(error))
             continue
-        gaps = _count_image(report, path, image, totals)
-        mask = _count_mask(report, path, image, masks.get(name), gaps)
+        unlearnt = _count_image(report, path, image, totals)
+        mask = _count_mask(report, path, image, masks.get(name), unlearnt)
         if name in shown:
             palette = report.table.palette if report.table else ()
             report.thumbnails.append((name, *draw_thumbnails(image, mask, palette)))
@@ -152,15 +154,14 @@ def _look_at_images(report: Report, pairs: Pairs, masks: dict[str, Path], count:
             report.problems.append(str(error))
 
 
-def _count_image(report: Report, path: Path, image: Array, totals: dict[int, Array]) -> Gaps:
+def _count_image(report: Report, path: Path, image: Array, totals: dict[int, Array]) -> Unlearnt:
     height, width, bands = image.shape
     report.images += 1
     report.pixels += height * width
     report.sizes[f"{width} x {height}"] += 1
     report.kinds[f"{bands} band{'' if bands == 1 else 's'} of {image.dtype}"] += 1
-    gapped, gaps = find_gaps(image, read_nodata(path))
-    present = None if gaps is None or image.dtype.kind == "f" else ~gaps
-    totals[bands] = totals.get(bands, np.zeros((bands, 3))) + np.array(band_sums(gapped, present))
+    gapped = find_gaps(image, read_nodata(path))
+    totals[bands] = totals.get(bands, np.zeros((bands, 3))) + np.array(band_sums(gapped.image, gapped.measured))
     infinite = int(np.isinf(image).any(axis=-1).sum()) if image.dtype.kind == "f" else 0
     if infinite:
         row, column = np.argwhere(np.isinf(image).any(axis=-1))[0]
@@ -168,7 +169,7 @@ def _count_image(report: Report, path: Path, image: Array, totals: dict[int, Arr
             f"{path.name} has {infinite} pixels of infinity, the first at row {row}, column {column}; they count as no "
             "data: write NaN there if that is meant, or look for the division by zero"
         )
-    return gaps
+    return gapped.unlearnt
 
 
 def _look_at_bare(report: Report, bare: list[Path], names: list[str]) -> None:
@@ -182,7 +183,7 @@ def _look_at_bare(report: Report, bare: list[Path], names: list[str]) -> None:
         report.hints.append(f"{len(bare) - len(needed)} images for test or unused have no mask: they cannot be scored")
 
 
-def _count_mask(report: Report, path: Path, image: Array, mask_path: Path | None, gaps: Gaps) -> Mask | None:
+def _count_mask(report: Report, path: Path, image: Array, mask_path: Path | None, unlearnt: Unlearnt) -> Mask | None:
     if mask_path is None:
         return None
     try:
@@ -201,7 +202,7 @@ def _count_mask(report: Report, path: Path, image: Array, mask_path: Path | None
             report.problems.append(str(error))
         return None
     report.counts[composed(path.stem)] = histogram(mask, len(report.table.names))
-    report.ignored_pixels += int(((mask == IGNORE) | (False if gaps is None else gaps)).sum())
+    report.ignored_pixels += int(((mask == IGNORE) | (False if unlearnt is None else unlearnt)).sum())
     return mask
 
 

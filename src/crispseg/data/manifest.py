@@ -96,13 +96,13 @@ class Statistics:
     std: tuple[float, ...]
 
 
-def band_sums(image: Array, present: NDArray[np.bool_] | None = None) -> list[list[float]]:
-    """Per band: number, sum and sum of squares, of the pixels that are `present`; NaN and infinity are left out."""
+def band_sums(image: Array, measured: NDArray[np.bool_] | None = None) -> list[list[float]]:
+    """Per band: number, sum and sum of squares, of what was `measured` (H, W, bands); NaN and infinity are left out."""
     totals = np.zeros((image.shape[-1], 3))
     for top in range(0, len(image), _ROWS_AT_ONCE):  # eight bytes a pixel: a large image is not copied whole
         rows = slice(top, top + _ROWS_AT_ONCE)
         for band in range(image.shape[-1]):
-            values = image[rows, ..., band][... if present is None else present[rows]].astype(np.float64)
+            values = image[rows, ..., band][... if measured is None else measured[rows, ..., band]].astype(np.float64)
             values = values[np.isfinite(values)] if image.dtype.kind == "f" else values
             totals[band] += values.size, values.sum(), (values * values).sum()
     return totals.tolist()

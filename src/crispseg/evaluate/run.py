@@ -127,7 +127,7 @@ class _Loaded(NamedTuple):
     image: NDArray[Any]  # (H, W, bands)
     truth: Labels
     edge_truth: Labels | None  # the labels that boundaries are scored on
-    present: NDArray[np.bool_] | None  # where an image of whole numbers has data
+    measured: NDArray[np.bool_] | None  # (H, W, bands) where an image of whole numbers has data
 
 
 class _Judge:
@@ -173,11 +173,11 @@ class _Judge:
                 f"{truth.shape[0]} px"
             )
         edges = None if conditions.boundary_labels is None else edge_truth
-        return _Loaded(image, truth, edges, self.folder.present(record))
+        return _Loaded(image, truth, edges, self.folder.measured(record))
 
     def _count(self, index: int, loaded: _Loaded) -> ImageCounts:
         conditions, name = self.conditions, self.records[index].name
-        image_source = ArraySource(loaded.image, self.plain.model.info.mean, loaded.present)
+        image_source = ArraySource(loaded.image, self.plain.model.info.mean, loaded.measured)
         plan = plan_windows(image_source.height, image_source.width, conditions.tile, conditions.overlap)
         classes, confidence = predict(self.evaluator, image_source, plan, self.batch_size, self.progress.window_done)
         absent = classes == NODATA

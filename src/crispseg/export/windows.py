@@ -64,8 +64,8 @@ def _labelled(
 ) -> Iterator[Labelled]:
     for record in _spread(data.records(split), count):
         labels = data.read_mask(record, data.protocol.labels(split))
-        image, present = data.read_image(record), data.present(record)
-        yield _middle(image, labels, str(record.image), model, size, present)
+        image, measured = data.read_image(record), data.measured(record)
+        yield _middle(image, labels, str(record.image), model, size, measured)
 
 
 def _unlabelled(folder: Path, model: SegmentationModel, size: tuple[int, int] | None, count: int) -> Iterator[Labelled]:
@@ -94,14 +94,14 @@ def _middle(
     path: str,
     model: SegmentationModel,
     size: Any,
-    present: NDArray[np.bool_] | None = None,
+    measured: NDArray[np.bool_] | None = None,
 ) -> Labelled:
     """The middle of an image, as `crisp predict` would show it: gaps hold the bands' means, and beyond its edges is
     its reflection. Neither has labels that count."""
     have = image.shape[:2]
     height, width = size or (min(_SIDE, have[0]), min(_SIDE, have[1]))
     window = Window((have[0] - height) // 2, (have[1] - width) // 2, height, width)
-    pixels = read_reflected(ArraySource(image, model.info.mean, present), window)
+    pixels = read_reflected(ArraySource(image, model.info.mean, measured), window)
     _check_values(pixels.values[:, pixels.present], image.dtype, path, model)
     if labels is not None:
         labels = _framed(labels, window)

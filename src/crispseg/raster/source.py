@@ -44,7 +44,8 @@ class Source(Protocol):
 
 
 class ArraySource:
-    """An image in memory (or memory-mapped): (H, W) or (H, W, bands), with an optional (H, W) mask of its data."""
+    """An image in memory (or memory-mapped): (H, W) or (H, W, bands), with an optional mask of its data,
+    of its pixels or of every band's."""
 
     def __init__(self, image: NDArray[Any], fill: tuple[float, ...], present: NDArray[np.bool_] | None = None):
         if image.ndim not in (2, 3):
@@ -53,16 +54,18 @@ class ArraySource:
         self.height, self.width, bands = self.image.shape
         if bands != len(fill):
             raise UserError(f"the image has {bands} bands and the model takes {len(fill)}")
-        if present is not None and present.shape != (self.height, self.width):
+        if present is not None and present.shape not in ((self.height, self.width), self.image.shape):
             raise UserError(f"the mask is {present.shape} and the image {(self.height, self.width)}")
         self.fill = fill
-        self.present = present
+        self.present = present if present is None or present.ndim == 3 else present[:, :, None]
 
     def read(self, window: Window) -> Pixels:
         rows = slice(window.top, window.top + window.height)
         cols = slice(window.left, window.left + window.width)
         values = np.moveaxis(self.image[rows, cols], 2, 0)
-        has_data = None if self.present is None else np.broadcast_to(self.present[rows, cols], values.shape)
+        has_data = None
+        if self.present is not None:
+            has_data = np.broadcast_to(np.moveaxis(self.present[rows, cols], 2, 0), values.shape)
         return fill_gaps(values, has_data, self.fill)
 
     def reading(self, rows: int) -> contextlib.AbstractContextManager[None]:

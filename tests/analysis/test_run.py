@@ -14,6 +14,7 @@ from crispseg.analysis import Analysis, Settings, analyze, gates_off
 from crispseg.analysis.mixing import at_its_mean
 from crispseg.cli.main import main
 from crispseg.data.folder import Folder, open_folder
+from crispseg.data.gaps import find_gaps
 from crispseg.errors import UserError
 from crispseg.metrics import SpectralProbe
 from crispseg.models.base import SegmentationModel
@@ -140,7 +141,7 @@ def test_every_model_sees_images_as_it_was_trained_to(folder: Folder, monkeypatc
         each.forward = lambda x, each=each, forward=forward: (saw.update({each: x}), forward(x))[1]
     image = np.full((73, 87, 3), 50.0, np.float32)
     image[:9, :, 1] = np.nan
-    monkeypatch.setattr(Folder, "read_image", lambda *_: image)
+    monkeypatch.setattr(Folder, "read_gapped", lambda *_: find_gaps(image, None))
     analyze(model, folder, "val", against=other, settings=Settings(images=1, pictures=0), **CPU)
     mean, std = model.info.mean, model.info.std
     torch.testing.assert_close(saw[model][0, :, 20, 0], (50 - torch.tensor(mean)) / torch.tensor(std))

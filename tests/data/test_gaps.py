@@ -95,5 +95,5 @@ def test_a_dark_pixel_is_no_collar(tmp_path: Path) -> None:
     record = next(r for split in ("train", "val") for r in folder.records(split) if r.name == name)
     assert folder.read_mask(record)[20, 20] != 255
     assert folder.read_image(record)[20, 20].tolist() == [0, 90, 90]
-    measured = folder.measured(record)
+    measured = folder.read_gapped(record).measured
     assert measured is not None and measured[20, 20].tolist() == [False, True, True]

@@ -42,7 +42,7 @@ from crispseg.models.crisp import CRISP
 from crispseg.models.onnx_file import OnnxModel
 from crispseg.predict.evaluate import Evaluator
 from crispseg.predict.work import find_device
-from crispseg.raster.source import ArraySource, Window
+from crispseg.raster.source import ArraySource, Window, read_reflected
 
 
 def analyze(
@@ -132,13 +132,13 @@ class Shown(NamedTuple):
     window: Window
     rgb: NDArray[np.uint8]  # (H, W, 3)
     image: NDArray[Any]  # the whole of it (height, width, bands), with its gaps
-    measured: NDArray[np.bool_] | None  # (height, width, bands) where an image of whole numbers has data
+    measured: NDArray[np.bool_] | None  # (height, width, bands) where it has data
     present: NDArray[np.bool_]
     truth: NDArray[np.uint8]  # ignored where nothing is present
 
 
 def read(folder: Folder, record: Record, conditions: Conditions, model: SegmentationModel) -> Shown:
-    image, truth = folder.read_image(record), folder.read_mask(record, conditions.labels)
+    (image, measured, _), truth = folder.read_pair(record, conditions.labels)
     if image.shape[:2] != truth.shape:
         raise UserError(
             f"{record.image} is {image.shape[1]} x {image.shape[0]} px, but its labels are {truth.shape[1]} x "
@@ -147,7 +147,6 @@ def read(folder: Folder, record: Record, conditions: Conditions, model: Segmenta
     height, width = (min(side, conditions.settings.limit) for side in truth.shape)
     window = Window((truth.shape[0] - height) // 2, (truth.shape[1] - width) // 2, height, width)
     rows, columns = slice(window.top, window.top + height), slice(window.left, window.left + width)
-    measured = folder.measured(record)
     present = ArraySource(image, model.info.mean, measured).read(window).present
     truth = np.where(present, truth[rows, columns], np.uint8(IGNORE))
     return Shown(record.name, window, to_rgb(image[rows, columns]), image, measured, present, truth)
@@ -175,7 +174,7 @@ class _Runner:
     def __call__(self, shown: Shown, cutoff: float) -> Seen:
         evaluator, model = self.evaluator, self.evaluator.model
         source = ArraySource(shown.image, model.info.mean, shown.measured)
-        values = source.read(shown.window).values  # gaps filled as it was trained
+        values = read_reflected(source, shown.window).values
         x = torch.from_numpy(values).to(evaluator.device, torch.float32)
         x = (x if model.normalises else evaluator.normalisation(x))[None]
         matching = None

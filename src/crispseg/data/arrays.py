@@ -83,7 +83,7 @@ class Arrays:
         return kept[0], kept[1]
 
     def _decode(self, record: Record) -> tuple[Array, Mask]:
-        image, mask = self._folder.read_image(record), self._folder.read_mask(record, self._labels)
+        (image, _, _), mask = self._folder.read_pair(record, self._labels)
         return np.nan_to_num(image) if image.dtype.kind == "f" else image, mask
 
     def _stamp(self, record: Record) -> str:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from crispseg.data.classes import IGNORE, ClassTable
 from crispseg.data.gaps import Gapped, find_gaps
@@ -98,17 +97,9 @@ class Folder:
 
     def read_image(self, record: Record) -> Array:
         """(H, W, bands), NaN or 0 where there is no data"""
-        return self._read_gapped(record).image
+        return self.read_gapped(record).image
 
-    def measured(self, record: Record) -> NDArray[np.bool_] | None:
-        """(H, W, bands) where an image of whole numbers has data; None where it all is, or where NaN says it."""
-        real = np.dtype(self.dtype).kind == "f"
-        return None if real or not self._may_have_gaps(record) else self._read_gapped(record).measured
-
-    def _may_have_gaps(self, record: Record) -> bool:
-        return np.dtype(self.dtype).kind == "f" or read_nodata(record.image) is not None
-
-    def _read_gapped(self, record: Record) -> Gapped:
+    def read_gapped(self, record: Record) -> Gapped:
         array = read_image(record.image)
         if array.shape[2] != self.bands or str(array.dtype) != self.dtype:
             raise UserError(
@@ -124,6 +115,16 @@ class Folder:
 
     def read_mask(self, record: Record, labels: Labels = "full") -> Mask:
         """(H, W), the protocol's class ids, 255 where ignored and where the image has no data"""
+        ids = self._read_ids(record, labels)
+        may_have_gaps = np.dtype(self.dtype).kind == "f" or read_nodata(record.image) is not None
+        return _learnt(ids, self.read_gapped(record)) if may_have_gaps else ids
+
+    def read_pair(self, record: Record, labels: Labels = "full") -> tuple[Gapped, Mask]:
+        """Image and mask, each of whose files is read once."""
+        gapped = self.read_gapped(record)
+        return gapped, _learnt(self._read_ids(record, labels), gapped)
+
+    def _read_ids(self, record: Record, labels: Labels) -> Mask:
         path = record.masks.get(labels)
         if path is None:
             there = ", ".join(record.masks) or "none"
@@ -134,9 +135,7 @@ class Folder:
                 f"{path} is {array.shape[1]} x {array.shape[0]} px, but its image is {record.width} x {record.height}"
             )
         mask, _ = encode(_cut(array, record.window), self.table, str(path))
-        ids: Mask = self._to_protocol[mask]
-        unlearnt = self._read_gapped(record).unlearnt if self._may_have_gaps(record) else None
-        return ids if unlearnt is None else np.where(unlearnt, np.uint8(IGNORE), ids)
+        return self._to_protocol[mask]
 
     def class_counts(self, record: Record, labels: Labels = "full") -> list[int]:
         """Labelled pixels of each of the protocol's classes; a mask is read once."""
@@ -173,7 +172,8 @@ class Folder:
         totals = np.zeros((self.bands, 3))
         for record in self.records(split):
             if record.name not in self._sums:
-                self._sums[record.name] = band_sums(self.read_image(record), self.measured(record))
+                gapped = self.read_gapped(record)
+                self._sums[record.name] = band_sums(gapped.image, gapped.measured)
             if len(self._sums[record.name]) != self.bands:
                 raise UserError(
                     f"dataset.json notes {len(self._sums[record.name])} bands of {record.name}, but the images of "
@@ -181,6 +181,10 @@ class Folder:
                 )
             totals += np.array(self._sums[record.name])
         return statistics_of(totals)
+
+
+def _learnt(mask: Mask, gapped: Gapped) -> Mask:
+    return mask if gapped.unlearnt is None else np.where(gapped.unlearnt, np.uint8(IGNORE), mask)
 
 
 def _cut(array: Array, window: Window | None) -> Array:

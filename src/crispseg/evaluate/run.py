@@ -127,7 +127,7 @@ class _Loaded(NamedTuple):
     image: NDArray[Any]  # (H, W, bands)
     truth: Labels
     edge_truth: Labels | None  # the labels that boundaries are scored on
-    measured: NDArray[np.bool_] | None  # (H, W, bands) where an image of whole numbers has data
+    measured: NDArray[np.bool_] | None  # (H, W, bands) where the image has data
 
 
 class _Judge:
@@ -162,18 +162,17 @@ class _Judge:
 
     def _load(self, index: int) -> _Loaded:
         record, conditions = self.records[index], self.conditions
-        truth = self.folder.read_mask(record, conditions.labels)
+        (image, measured, _), truth = self.folder.read_pair(record, conditions.labels)
         edge_truth = truth
         if conditions.boundary_labels not in (None, conditions.labels):
             edge_truth = self.folder.read_mask(record, conditions.boundary_labels)
-        image = self.folder.read_image(record)
         if image.shape[:2] != truth.shape:
             raise UserError(
                 f"{record.image} is {image.shape[1]} x {image.shape[0]} px, but its labels are {truth.shape[1]} x "
                 f"{truth.shape[0]} px"
             )
         edges = None if conditions.boundary_labels is None else edge_truth
-        return _Loaded(image, truth, edges, self.folder.measured(record))
+        return _Loaded(image, truth, edges, measured)
 
     def _count(self, index: int, loaded: _Loaded) -> ImageCounts:
         conditions, name = self.conditions, self.records[index].name

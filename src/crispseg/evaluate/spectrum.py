@@ -10,7 +10,7 @@ from crispseg.metrics import SpectralProbe
 from crispseg.models.base import SegmentationModel
 from crispseg.models.vssd import VSSD
 from crispseg.predict.evaluate import Evaluator
-from crispseg.raster.source import ArraySource, Window
+from crispseg.raster.source import ArraySource, Window, read_reflected
 
 
 def backbone_blocks(model: SegmentationModel) -> dict[str, nn.Module]:
@@ -33,7 +33,7 @@ def spectral_ratios(evaluator: Evaluator, source: ArraySource, tile: int) -> dic
     height, width = (min(tile or side, side) for side in (source.height, source.width))
     window = Window((source.height - height) // 2, (source.width - width) // 2, height, width)
     with SpectralProbe(blocks, to_map=_channels_first) as probe:
-        evaluator([source.read(window).values])
+        evaluator([read_reflected(source, window).values])
     return probe.mean.ratios()
 
 

@@ -24,7 +24,8 @@ def check_values(model: SegmentationModel, folder: Folder, records: Sequence[Rec
         return
     for index in sorted(spread(len(records), _LOOKED_AT)):
         record = records[index]
-        source = ArraySource(folder.read_image(record), model.info.mean, folder.measured(record))
+        gapped = folder.read_gapped(record)
+        source = ArraySource(gapped.image, model.info.mean, gapped.measured)
         looked_at = [source.read(window) for window in values.some_windows(source.height, source.width)]
         sample = np.concatenate([pixels.values[:, pixels.present] for pixels in looked_at], axis=1)
         reason = values.unfit(model.info, dtype, sample)

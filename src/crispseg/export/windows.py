@@ -63,8 +63,7 @@ def _labelled(
     data: Folder, split: str, model: SegmentationModel, size: tuple[int, int] | None, count: int
 ) -> Iterator[Labelled]:
     for record in _spread(data.records(split), count):
-        labels = data.read_mask(record, data.protocol.labels(split))
-        image, measured = data.read_image(record), data.measured(record)
+        (image, measured, _), labels = data.read_pair(record, data.protocol.labels(split))
         yield _middle(image, labels, str(record.image), model, size, measured)
 
 
@@ -96,8 +95,8 @@ def _middle(
     size: Any,
     measured: NDArray[np.bool_] | None = None,
 ) -> Labelled:
-    """The middle of an image, as `crisp predict` would show it: gaps hold the bands' means, and beyond its edges is
-    its reflection. Neither has labels that count."""
+    """The middle of an image, as `crisp predict` would show it: in gaps and beyond its edges is its reflection. Neither
+    has labels that count."""
     have = image.shape[:2]
     height, width = size or (min(_SIDE, have[0]), min(_SIDE, have[1]))
     window = Window((have[0] - height) // 2, (have[1] - width) // 2, height, width)

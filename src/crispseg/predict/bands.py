@@ -17,7 +17,6 @@ from crispseg.predict.blend import Blender
 from crispseg.predict.evaluate import Evaluator
 from crispseg.predict.plan import ScenePlan
 from crispseg.predict.schedule import Scored, Tile, scored
-from crispseg.raster.gaps import mirror_gaps
 from crispseg.raster.products import Band, OpenBand, Products
 from crispseg.raster.source import Pixels, Source, Window, read_reflected
 from crispseg.threads import available_cores
@@ -112,17 +111,13 @@ def _read_ahead(
     try:
         while True:
             while len(waiting) < ahead and (place := next(upcoming, None)) is not None:
-                waiting.append((*place, pool.submit(_read_tile, source, _window(plan, *place))))
+                waiting.append((*place, pool.submit(read_reflected, source, _window(plan, *place))))
             if not waiting:
                 return
             strip, column, pixels = waiting.popleft()
             yield Tile(strip, column, pixels.result())
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _read_tile(source: Source, window: Window) -> Pixels:
-    return mirror_gaps(read_reflected(source, window))
 
 
 def tiles_ahead(plan: ScenePlan, model: SegmentationModel, pace: Pace, device: torch.device) -> int:

@@ -1,4 +1,5 @@
-"""Where pixels come from: anything that can read a window. Edges are made by reflection here, for every source."""
+"""Where pixels come from: anything that can read a window. Beyond its edges and where it has no data, a scene is shown
+mirrored: here, for every source."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crispseg.errors import UserError
-from crispseg.nodata import is_data
+from crispseg.nodata import is_data, mirrored_places
 
 
 class Window(NamedTuple):
@@ -96,16 +97,28 @@ def fill_gaps(values: NDArray[Any], has_data: NDArray[np.bool_] | None, fill: tu
 
 
 def read_reflected(source: Source, window: Window) -> Pixels:
-    """A window that may reach beyond the scene; what is outside is its reflection (or repetition, of one pixel)."""
+    """What a network is shown of a window that may reach beyond the scene: reflection (or repetition, of one pixel) is
+    outside, and where there is no data."""
     rows = reflected(window.top, window.height, source.height)
     cols = reflected(window.left, window.width, source.width)
     top, left = int(rows.min()), int(cols.min())
     inside = Window(top, left, int(rows.max()) - top + 1, int(cols.max()) - left + 1)
     pixels = source.read(inside)
-    if inside == window:
+    if inside != window:
+        rows, cols = (rows - top)[:, None], cols - left
+        pixels = Pixels(np.ascontiguousarray(pixels.values[:, rows, cols]), pixels.present[rows, cols])
+    return mirror_gaps(pixels)
+
+
+def mirror_gaps(pixels: Pixels) -> Pixels:
+    """Pixels without any data take the values of others that have some; `present` stays as it is."""
+    missing = ~pixels.present
+    if not missing.any() or missing.all():
         return pixels
-    rows, cols = (rows - top)[:, None], cols - left
-    return Pixels(np.ascontiguousarray(pixels.values[:, rows, cols]), pixels.present[rows, cols])
+    rows, cols = mirrored_places(pixels.present)
+    values = pixels.values.copy()
+    values[:, missing] = values[:, rows, cols]
+    return Pixels(values, pixels.present)
 
 
 def reflected(start: int, count: int, length: int) -> NDArray[np.int64]:

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from crispseg.raster.gaps import mirror_gaps
-from crispseg.raster.source import Pixels
+from crispseg.raster.source import Pixels, mirror_gaps
 
 IMAGE = np.random.default_rng(0).integers(0, 255, (3, 40, 50)).astype(np.uint8)
 

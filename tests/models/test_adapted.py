@@ -2,6 +2,9 @@
 
 import importlib.util
 import json
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -15,6 +18,12 @@ from crispseg.models.base import Output
 from tests.train.tiny import make_folder, settings
 
 HAS_SMP = importlib.util.find_spec("segmentation_models_pytorch") is not None
+
+REGISTERS = """
+import crispseg, torch
+def build(num_classes, in_channels): return torch.nn.Conv2d(in_channels, num_classes, 1)
+crispseg.register_network('mine', build)
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -56,6 +65,9 @@ def test_it_is_saved_and_loaded_by_its_name(tmp_path):
     model.save(tmp_path / "saved")
     image = torch.randn(1, 2, 9, 10)
     assert torch.equal(crispseg.load(tmp_path / "saved")(image), model(image))
+    del registry._ENTRIES["net"]
+    with pytest.raises(crispseg.UserError, match="'net', which is not known here: .* name the file .* CRISPSEG_MODELS"):
+        crispseg.load(tmp_path / "saved")
 
 
 class Asking(Net):
@@ -116,6 +128,21 @@ def test_networks_that_give_something_else_are_told():
         crispseg.create_model("none")
 
 
+def test_options_that_a_network_does_not_take_are_told():
+    def build(num_classes, in_channels, width=8):
+        return nn.Conv2d(in_channels, num_classes, 1)
+
+    crispseg.register_network("net", build)
+    message = r"'net' takes \(num_classes, in_channels, width=8\): got an unexpected keyword argument 'widht'"
+    with pytest.raises(crispseg.UserError, match=message):
+        crispseg.create_model("net", widht=4)
+    crispseg.register_network("other", lambda classes: nn.Conv2d(3, classes, 1))
+    with pytest.raises(crispseg.UserError, match=r"'other' takes \(classes\): missing a required argument: 'classes'"):
+        crispseg.create_model("other")
+    crispseg.register_network("any", lambda num_classes, **others: nn.Conv2d(others["in_channels"], num_classes, 1))
+    crispseg.create_model("any", whatever=1)
+
+
 def test_a_notebooks_cell_registers_again_and_the_names_of_others_stay_theirs(tmp_path, monkeypatch):
     crispseg.register_network("net", Net)
     crispseg.register_network("net", lambda num_classes, in_channels: nn.Conv2d(in_channels, num_classes, 1))
@@ -132,11 +159,7 @@ def test_a_notebooks_cell_registers_again_and_the_names_of_others_stay_theirs(tm
 def test_the_environment_names_modules_that_register(tmp_path, monkeypatch):
     plugins.import_plugins.cache_clear()
     file = tmp_path / "mine.py"
-    file.write_text(
-        "import crispseg, torch\n"
-        "def build(num_classes, in_channels): return torch.nn.Conv2d(in_channels, num_classes, 1)\n"
-        "crispseg.register_network('mine', build)\n"
-    )
+    file.write_text(REGISTERS)
     monkeypatch.setenv(plugins.VARIABLE, str(file))
     assert "mine" in crispseg.list_models()
     monkeypatch.setenv(plugins.VARIABLE, "no_such_module_anywhere")
@@ -145,6 +168,41 @@ def test_the_environment_names_modules_that_register(tmp_path, monkeypatch):
     monkeypatch.setenv(plugins.VARIABLE, str(tmp_path / "gone.py"))
     with pytest.raises(crispseg.UserError, match="no such file"):
         crispseg.list_models()
+
+
+def test_a_module_that_registers_may_use_its_models_at_once(tmp_path, monkeypatch):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        REGISTERS + "model = crispseg.create_model('mine')\nprint(model.name, crispseg.list_models('mine'))\n"
+    )
+    environment = {**os.environ, plugins.VARIABLE: str(file)}
+    as_program = subprocess.run([sys.executable, file], env=environment, capture_output=True, text=True, check=False)
+    assert as_program.stdout == "mine ['mine']\n", as_program.stderr
+    monkeypatch.setenv(plugins.VARIABLE, str(file))
+    plugins.import_plugins.cache_clear()
+    assert crispseg.list_models("mine") == ["mine"]
+
+
+def test_a_module_that_raises_is_told_each_time(tmp_path, monkeypatch):
+    file = tmp_path / "broken.py"
+    file.write_text("raise OSError('no such luck')")
+    monkeypatch.setenv(plugins.VARIABLE, str(file))
+    plugins.import_plugins.cache_clear()
+    for _ in range(2):
+        with pytest.raises(crispseg.UserError, match="broken.py, which cannot be imported: no such luck"):
+            crispseg.list_models()
+
+
+def test_a_package_whose_entry_point_cannot_be_loaded_is_named(tmp_path, monkeypatch):
+    information = tmp_path / "their_nets-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: their-nets\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text("[crispseg.models]\nnets = their_nets\n")
+    (tmp_path / "their_nets.py").write_text("import nothing_of_this_name")
+    monkeypatch.syspath_prepend(tmp_path)
+    plugins.import_plugins.cache_clear()
+    with pytest.raises(crispseg.UserError, match="their-nets declares their_nets as crispseg.models, which cannot be"):
+        crispseg.load("crisp_nano_aerial")
 
 
 def smp_network(kind, encoder):

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from crispseg.errors import UserError
 from crispseg.models.base import Output, SegmentationModel
+from crispseg.models.options import check_call
 from crispseg.models.registry import register_own
 
 Build = Callable[..., nn.Module]  # build(num_classes=, in_channels=, **options)
@@ -37,8 +38,10 @@ def register_network(name: str, build: Build, *, multiple: int = 1, summary: str
     def wrapped(num_classes: int, in_channels: int, **options: Any) -> SegmentationModel:
         from crispseg.models.libraries import mend_torchvision
 
+        given = {"num_classes": num_classes, "in_channels": in_channels, **options}
+        check_call(name, build, **given)
         mend_torchvision()
-        return Adapted(build(num_classes=num_classes, in_channels=in_channels, **options), multiple)
+        return Adapted(build(**given), multiple)
 
     register_own(name, wrapped, build, summary or f"{name}, registered by its user")
 

@@ -19,7 +19,8 @@ from crispseg.models.backbone_folder import KIND as BACKBONE
 from crispseg.models.base import ModelInfo, SegmentationModel
 from crispseg.models.budget import Budget, Held, describing
 from crispseg.models.hub import is_hub
-from crispseg.models.registry import create_model
+from crispseg.models.plugins import VARIABLE
+from crispseg.models.registry import create_model, entries
 from crispseg.models.shipped import find_folder, is_shipped, title_of
 from crispseg.models.weights import read_weight_names, read_weights
 from crispseg.reading import read_json
@@ -101,6 +102,11 @@ def _check_place(folder: object) -> None:
 
 def _build(saved: SavedModel, held: Mapping[str, Held], path: Path) -> SegmentationModel:
     """The network that config.json describes, as long as it is no larger than the weights that lie beside it."""
+    if saved["name"] not in entries():
+        raise UserError(
+            f"{path} is of the network {configs.shown(saved['name'])}, which is not known here: if it is your own, "
+            f"name the file that registers it in {VARIABLE}; else upgrade crispseg"
+        )
     with describing(path), Budget(held, str(path)):
         return create_model(saved["name"], saved["num_classes"], saved["in_channels"], **saved["options"])
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from crispseg.errors import UserError, unknown
@@ -19,6 +20,19 @@ def split_options(options: Mapping[str, Any], *config_classes: type) -> list[dic
         if name not in known:
             raise unknown("model option", name, known)
     return [{name: options[name] for name in names if name in options} for names in fields]
+
+
+def check_call(name: str, make: Callable[..., Any], *values: Any, **options: Any) -> None:
+    """Refuse options that the function a user registered as `name` does not take; `values` stand for what it is given
+    by position."""
+    try:
+        signature = inspect.signature(make)
+    except ValueError:  # a builtin, which does not say
+        return
+    try:
+        signature.bind(*values, **options)
+    except TypeError as error:
+        raise UserError(f"what is registered as {name!r} takes {signature}: {error}") from error
 
 
 def check_sizes(**sizes: int | tuple[int, ...] | None) -> None:

@@ -12,6 +12,7 @@ from crispseg.exact.parts import Pass, full_size
 from crispseg.exact.resize import BandResize
 from crispseg.exact.stream import apply, bands
 from crispseg.models import registry
+from crispseg.train.start import SCRATCH, default_weights
 from tests.conftest import relative_error
 from tests.fused.models import unsettled
 from tests.train.tiny import make_folder, settings
@@ -118,6 +119,13 @@ def test_exact_where_it_says_how_and_a_plain_word_where_not():
         exact.logits(nn.Conv2d(3, 3, 1).eval(), image)
 
 
+def test_training_starts_from_the_backbone_that_comes_along():
+    assert default_weights("finest", {"channels": 4}) == "vssd_nano"
+    assert default_weights("finest", {"fusion": "raw"}) == SCRATCH
+    crispseg.register_network("finest", lambda num_classes, in_channels: FinestHead((in_channels,), num_classes))
+    assert default_weights("finest", {}) == SCRATCH
+
+
 def test_it_trains_is_saved_and_maps(tmp_path):
     data = make_folder(tmp_path / "data")
     values = settings(
@@ -146,5 +154,9 @@ def test_mistakes_are_told():
     crispseg.register_head(
         "many", lambda widths, num_classes: FinestHead(widths, num_classes + 1), backbone="vssd_nano"
     )
+    with pytest.raises(
+        UserError, match=r"'finest' takes \(.*channels.*\): got an unexpected keyword argument 'channel'"
+    ):
+        make("finest", channel=3)
     with pytest.raises(UserError, match=r"the head of 'many' gave \(1, 4, 8, 8\) where \(batch, 3 classes"):
         make("many")(torch.zeros(1, 3, 32, 32))

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from crispseg.errors import UserError, unknown
 from crispseg.models.base import Output, SegmentationModel
 from crispseg.models.layers import resize
-from crispseg.models.registry import register_own
+from crispseg.models.options import check_call
+from crispseg.models.registry import entries, register_own
 from crispseg.models.vssd import VARIANTS, VSSD, VSSDConfig, backbone_config
 
 MakeHead = Callable[..., nn.Module]  # make(widths, num_classes, **options)
@@ -39,9 +40,14 @@ def register_head(name: str, make: MakeHead, *, backbone: str = "vssd_tiny", sum
     """
     if backbone not in VARIANTS:
         raise unknown("backbone", backbone, VARIANTS)
-    register_own(
-        name, partial(_build, backbone, make), make, summary or f"{name} on {backbone}, registered by its user"
-    )
+    build = partial(_build, name, backbone, make)
+    register_own(name, build, make, summary or f"{name} on {backbone}, registered by its user")
+
+
+def is_own_head(name: str) -> bool:
+    """Whether the model of this name is a head that its user registered."""
+    build = getattr(entries().get(name), "build", None)
+    return isinstance(build, partial) and build.func is _build
 
 
 class OwnHead(SegmentationModel):
@@ -63,8 +69,9 @@ class OwnHead(SegmentationModel):
         return Output(logits) if self.training else logits
 
 
-def _build(backbone: str, make: MakeHead, num_classes: int, in_channels: int, **options: Any) -> OwnHead:
+def _build(name: str, backbone: str, make: MakeHead, num_classes: int, in_channels: int, **options: Any) -> OwnHead:
     fields = {field.name for field in dataclasses.fields(VSSDConfig)}
     own = {key: value for key, value in options.items() if key not in fields}
+    check_call(name, make, "widths", "num_classes", **own)
     config = backbone_config(backbone, **{key: value for key, value in options.items() if key in fields})
     return OwnHead(config, partial(make, **own), num_classes, in_channels)

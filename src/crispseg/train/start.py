@@ -20,6 +20,7 @@ from crispseg.errors import UserError, nearest
 from crispseg.models.base import SegmentationModel
 from crispseg.models.folder import load as load_model
 from crispseg.models.one_class_more import shapes_with_one_class_more
+from crispseg.models.own_head import is_own_head
 from crispseg.models.pretrained import (
     PICTURE_BANDS,
     STEM,
@@ -48,7 +49,7 @@ def default_weights(name: str, options: Mapping[str, Any]) -> str:
 
 def default_backbone(name: str, options: Mapping[str, Any]) -> str:
     """The pretrained backbone that comes along for a model, or `none`: for other networks, sizes and mixers."""
-    if not list_backbones_with_weights() or not name.startswith(_ON_VSSD):
+    if not list_backbones_with_weights() or not (name.startswith(_ON_VSSD) or is_own_head(name)):
         return SCRATCH
     try:
         with torch.device("meta"):

@@ -28,10 +28,11 @@ from record import measure_and_record
 
 import crispseg
 from crispseg.models.base import ModelInfo, SegmentationModel
+from crispseg.models.device import find_device
 from crispseg.predict.bands import Pace
 from crispseg.predict.evaluate import Evaluator
 from crispseg.predict.plan import ScenePlan, make_plan
-from crispseg.predict.work import Settings, Work, find_device
+from crispseg.predict.work import Settings, Work
 from crispseg.raster.products import Band, Products
 from crispseg.raster.source import ArraySource
 

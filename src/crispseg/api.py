@@ -61,7 +61,9 @@ def train(
     """
     check_arguments(train, locals())
     from crispseg.train import loop
+    from crispseg.train.track import check_trackers
 
+    trackers = check_trackers(trackers)
     if resume is not None:
         if source is not None:
             raise UserError(f"resume takes the config of {os.fspath(resume)}; leave the config out")
@@ -238,9 +240,7 @@ def predict(
     check_tile(tile)
     if polygons is None and (min_area or simplify):
         raise UserError("min_area and simplify shape the polygons; name their file with polygons")
-    paths = [os.fspath(scenes)] if isinstance(scenes, str | os.PathLike) else [os.fspath(scene) for scene in scenes]
-    if not paths:
-        raise UserError("scenes is an empty list: name at least one")
+    paths = _paths(scenes)
     request = Request(
         Settings(tile, overlap, tta, precision, device, exact),
         Reading(tuple(map(str, bands)), resolution, require_crs, (), any_values, pixel_size, nodata),
@@ -267,6 +267,16 @@ def predict(
     if report.failures:
         raise UserError("; ".join(f"{scene}: {reason}" for scene, reason in report.failures))
     return report.results
+
+
+def _paths(scenes: StrPath | Iterable[StrPath]) -> list[str]:
+    named = [scenes] if isinstance(scenes, str | os.PathLike) else list(scenes)
+    if not named:
+        raise UserError("scenes is an empty list: name at least one")
+    for scene in named:
+        if not isinstance(scene, str | os.PathLike):
+            raise UserError(f"scenes must be paths, not {type(scene).__name__}; crispseg.segment takes an array")
+    return [os.fspath(scene) for scene in named]
 
 
 def _train_config(source: StrPath | TrainConfig | None, settings: Mapping[str, Any]) -> TrainConfig:

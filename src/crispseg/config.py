@@ -31,7 +31,7 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
     made: dict[str, Any] = {}
     for key, value in values.items():
         if key not in names:
-            raise unknown("config key", f"{where}{key}", [f"{where}{name}" for name in names])
+            raise _unknown_key(cls, key, where)
         made[key] = _convert(hints[key], value, f"{where}{key}")
     missing = [
         field.name
@@ -43,6 +43,14 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
     if missing:
         raise UserError(f"config key {where}{missing[0]} is required and not given")
     return cls(**made)
+
+
+def _unknown_key(cls: type, key: str, where: str) -> UserError:
+    """Names the group that has such a key, before keys that are written alike."""
+    for group, hint in typing.get_type_hints(cls).items():
+        if dataclasses.is_dataclass(hint) and any(field.name == key for field in dataclasses.fields(hint)):
+            return UserError(f"unknown config key {where + key!r}; did you mean '{where}{group}.{key}'?")
+    return unknown("config key", f"{where}{key}", [f"{where}{field.name}" for field in dataclasses.fields(cls)])
 
 
 def checked(hint: Any, value: Any, where: str) -> Any:

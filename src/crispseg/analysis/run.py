@@ -39,9 +39,9 @@ from crispseg.evaluate.spectrum import spread
 from crispseg.evaluate.values import check_values
 from crispseg.models.base import SegmentationModel
 from crispseg.models.crisp import CRISP
+from crispseg.models.device import find_device
 from crispseg.models.onnx_file import OnnxModel
 from crispseg.predict.evaluate import Evaluator
-from crispseg.predict.work import find_device
 from crispseg.raster.source import ArraySource, Window, read_reflected
 
 

@@ -56,8 +56,8 @@ def run(args: argparse.Namespace) -> int:
     from crispseg.cli.printer import Printer
     from crispseg.evaluate.opening import open_data, open_model, report_label
     from crispseg.evaluate.report import reserved
+    from crispseg.models.device import find_device
     from crispseg.predict.plan import check_tile
-    from crispseg.predict.work import find_device
     from crispseg.train.distributed import join_processes
 
     if len(args.models) > 2:

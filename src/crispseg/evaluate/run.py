@@ -26,10 +26,10 @@ from crispseg.evaluate.values import check_values
 from crispseg.evaluate.worst import WorstWindows, worst_of
 from crispseg.metrics import BoundaryCounts, CalibrationCounts, ConfusionMatrix
 from crispseg.models.base import SegmentationModel
+from crispseg.models.device import find_device
 from crispseg.predict.bands import Pace, finished_bands
 from crispseg.predict.evaluate import Evaluator
 from crispseg.predict.plan import ScenePlan, plan_windows
-from crispseg.predict.work import find_device
 from crispseg.raster.products import NODATA, SURE, Products
 from crispseg.raster.source import ArraySource
 from crispseg.train.distributed import Processes

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
+from crispseg.config import check_arguments
 from crispseg.errors import UserError
 from crispseg.models.base import Output, SegmentationModel
 from crispseg.models.options import check_call
@@ -32,6 +33,7 @@ def register_network(name: str, build: Build, *, multiple: int = 1, summary: str
         multiple: Sides the network needs, such as 32: images are filled up to a multiple of it, and the result cut.
         summary: One line for lists.
     """
+    check_arguments(register_network, {"name": name, "multiple": multiple, "summary": summary})
     if multiple < 1:
         raise UserError(f"image sides are filled up to a multiple of at least 1, not {multiple}")
 

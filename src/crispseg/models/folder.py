@@ -18,6 +18,7 @@ from crispseg.files import replacing, write_json, write_text
 from crispseg.models.backbone_folder import KIND as BACKBONE
 from crispseg.models.base import ModelInfo, SegmentationModel
 from crispseg.models.budget import Budget, Held, describing
+from crispseg.models.device import find_device
 from crispseg.models.hub import is_hub
 from crispseg.models.plugins import VARIABLE
 from crispseg.models.registry import create_model, entries
@@ -74,6 +75,7 @@ def load(
         device: Where to put it.
     """
     _check_place(folder)
+    place = find_device(device)
     if Path(folder).suffix.lower() == ONNX:
         return _load_onnx(folder, num_classes)
     word, title, folder = os.fspath(folder), title_of(folder), find_folder(folder)
@@ -85,7 +87,7 @@ def load(
     model.info, model.loaded_as = saved["info"], title
     model.load_state_dict(read_weights(folder / WEIGHTS))
     model.origin = f"the trained model {word}" if is_shipped(folder) or is_hub(word) else f"the model in {folder}"
-    return model.to(device).eval()
+    return model.to(place).eval()
 
 
 def _check_place(folder: object) -> None:

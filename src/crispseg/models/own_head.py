@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from crispseg.config import check_arguments
 from crispseg.errors import UserError, unknown
 from crispseg.models.base import Output, SegmentationModel
 from crispseg.models.layers import resize
@@ -38,6 +39,7 @@ def register_head(name: str, make: MakeHead, *, backbone: str = "vssd_tiny", sum
 
     Options of the model that are fields of `VSSDConfig` are the backbone's; all others go to `make`.
     """
+    check_arguments(register_head, {"name": name, "backbone": backbone, "summary": summary})
     if backbone not in VARIANTS:
         raise unknown("backbone", backbone, VARIANTS)
     build = partial(_build, name, backbone, make)

@@ -14,11 +14,11 @@ from crispseg import exact, memory
 from crispseg.errors import UserError
 from crispseg.geo.scenes import Scene, open_scene
 from crispseg.models.base import SegmentationModel
+from crispseg.models.device import find_device
 from crispseg.predict.bands import tiles_ahead
 from crispseg.predict.evaluate import Evaluator
 from crispseg.predict.plan import ScenePlan, make_plan
 from crispseg.predict.scene import Request
-from crispseg.predict.work import find_device
 from crispseg.raster.source import Window, read_reflected
 
 _PLENTY = 8 << 30  # bytes; with so much free nothing is tried beforehand

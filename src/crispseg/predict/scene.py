@@ -27,12 +27,13 @@ from crispseg.geo.scenes import Reading, Scene, open_scene
 from crispseg.geo.stac.read import SourceItem
 from crispseg.geo.stac.write import Made, item_path, map_item
 from crispseg.models.base import SegmentationModel
+from crispseg.models.device import find_device
 from crispseg.outputs import Workplace, claiming, is_unfinished, refuse_inputs, there, work_folder
 from crispseg.predict.bands import Pace
 from crispseg.predict.engines import Engine
 from crispseg.predict.journal import MOVES, Journal
 from crispseg.predict.plan import ScenePlan, make_plan
-from crispseg.predict.work import Settings, Work, find_device
+from crispseg.predict.work import Settings, Work
 from crispseg.raster.products import Band, Products
 
 # Outputs that another run might make under a name of its own; the class map is the journal's.

@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Generator
 
-import torch
-
 from crispseg.errors import UserError, unknown
 from crispseg.fused.model import wholly_fused
 from crispseg.models.base import SegmentationModel
+from crispseg.models.device import find_device
 from crispseg.ops.common.hardware import multiplies_bfloat16
 from crispseg.predict.bands import Pace, finished_bands
 from crispseg.predict.evaluate import PRECISIONS, Evaluator
@@ -61,16 +60,3 @@ class Work:
         """The fused model stays with the model, for the next scene: to fuse it takes longer than a small one."""
         settings = self.settings
         return Evaluator(self.model, find_device(settings.device), settings.tta, settings.precision, keep=True)
-
-
-def find_device(name: str | None) -> torch.device:
-    """The named device, checked; without a name, an accelerator if there is one."""
-    if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"device {name!r} cannot be used here ({reason}); try cpu") from error
-    return device

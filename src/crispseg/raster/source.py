@@ -54,7 +54,8 @@ class ArraySource:
         self.image = image if image.ndim == 3 else image[:, :, None]
         self.height, self.width, bands = self.image.shape
         if bands != len(fill):
-            raise UserError(f"the image has {bands} bands and the model takes {len(fill)}")
+            order = "; an array is (height, width, bands)" if len(image) == len(fill) else ""
+            raise UserError(f"the image has {bands} bands and the model takes {len(fill)}{order}")
         if present is not None and present.shape not in ((self.height, self.width), self.image.shape):
             raise UserError(f"the mask is {present.shape} and the image {(self.height, self.width)}")
         self.fill = fill

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from crispseg.errors import UserError
 from crispseg.exact import segment_stream
+from crispseg.models.device import find_device
 from crispseg.predict.evaluate import check_card
-from crispseg.predict.work import Work, find_device
+from crispseg.predict.work import Work
 from crispseg.raster.products import NODATA, SURE, Band
 from crispseg.raster.source import Window
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from crispseg.config import shown
 from crispseg.errors import UserError, unknown
 
 # Name in the config -> the module that must be there, and what installs it
@@ -80,6 +81,16 @@ def check_names(track: str | None) -> list[str]:
         if not _installed(name):
             raise UserError(f"track={track} needs {name}: pip install '{_NAMED[name][1]}'")
     return names
+
+
+def check_trackers(given: Iterable[Tracker]) -> list[Tracker]:
+    """Refuse what cannot be told of a run, such as a class instead of an object of it."""
+    given = list(given)
+    for tracker in given:
+        told = (getattr(tracker, name, None) for name in ("begin", "log", "finish", "close"))
+        if isinstance(tracker, type) or not all(map(callable, told)):
+            raise UserError(f"a tracker is an object of a subclass of Tracker, not {shown(tracker)}")
+    return given
 
 
 def named_trackers(track: str | None, say: Callable[[str], None]) -> list[Tracker]:

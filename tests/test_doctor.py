@@ -1,6 +1,8 @@
 """What `crisp doctor` says of the operators, and what it compiles ahead."""
 
 import json
+import tomllib
+from pathlib import Path
 
 import pytest
 import torch
@@ -38,6 +40,12 @@ def test_an_operator_switched_off_that_nobody_knows(capsys, monkeypatch):
     assert main(["doctor"]) == 1
     switched_off.cache_clear()
     assert "layer_norm" in capsys.readouterr().err
+
+
+def test_every_extra_is_named():
+    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
+    told = " ".join(install for _, install in doctor._OPTIONAL.values())
+    assert [extra for extra in project["optional-dependencies"] if f"crispseg[{extra}]" not in told] == ["docs", "dev"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")

@@ -37,11 +37,16 @@ _OPTIONAL = {
     "pyogrio": ("writing polygons", "pip install pyogrio shapely"),
     "matplotlib": ("plots", "pip install 'crispseg[plots]'"),
     "tensorboard": ("TensorBoard logs", "pip install 'crispseg[track]'"),
+    "mlflow-skinny": ("MLflow logs", "pip install 'crispseg[mlflow]'"),
+    "wandb": ("Weights & Biases logs", "pip install 'crispseg[wandb]'"),
     "timm": ("peer networks", "pip install 'crispseg[peers]'"),
     "onnxruntime": ("ONNX export", "pip install 'crispseg[export]'"),
+    "fastapi": ("maps in the browser", "pip install 'crispseg[view]'"),
+    "huggingface_hub": ("models on the Hugging Face hub", "pip install 'crispseg[hub]'"),
     "pystac": ("STAC catalogues", "pip install 'crispseg[stac]'"),
     "pyarrow": ("GeoParquet", "pip install 'crispseg[parquet]'"),
     "ray": ("more than one machine", "pip install 'crispseg[ray]'"),
+    "shtab": ("words completed by the shell", "pip install 'crispseg[completion]'"),
     "triton": ("GPU kernels", "comes with CUDA builds of torch"),
 }
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import functools
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from crispseg.cli.existing import add_existing
@@ -77,7 +77,20 @@ def _add_vector(group: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    return _prepare_vector(args) if args.dataset == VECTOR else _prepare_known(args)
+    if args.dataset == VECTOR:
+        _refuse(args, _add_known, "the archives of known data sets")
+        return _prepare_vector(args)
+    _refuse(args, _add_vector, "drawn polygons (vector)")
+    return _prepare_known(args)
+
+
+def _refuse(args: argparse.Namespace, add_others: Callable[[Any], None], what_for: str) -> None:
+    """Refuse options that the other kind of preparing has: passed over, `--check` would write."""
+    others = argparse.ArgumentParser()
+    add_others(others)
+    for name, default in vars(others.parse_args([])).items():
+        if getattr(args, name) != default:
+            raise UserError(f"--{name.replace('_', '-')} is for {what_for}, not for {args.dataset}; leave it out")
 
 
 def _prepare_known(args: argparse.Namespace) -> int:

@@ -295,3 +295,8 @@ def test_mistakes_are_one_sentence_each(ortho, tmp_path, capsys):
     assert "needs --image, --labels, --field" in capsys.readouterr().err
     assert cli.main(["prepare", "potsdam", "--out", "x"]) == 1
     assert "needs --source" in capsys.readouterr().err
+    words = ["--image", str(ortho), "--labels", str(labels), "--field", "class", "--out", str(tmp_path / "out")]
+    assert cli.main(["prepare", "vector", *words, "--check"]) == 1 and not (tmp_path / "out").exists()
+    assert "--check is for the archives of known data sets, not for vector; leave it out" in capsys.readouterr().err
+    assert cli.main(["prepare", "potsdam", "--source", str(tmp_path), "--out", "x", "--aoi-layer", "a"]) == 1
+    assert "--aoi-layer is for drawn polygons (vector), not for potsdam; leave it out" in capsys.readouterr().err

@@ -32,6 +32,14 @@ def folder(tmp_path):
     return tmp_path / "model"
 
 
+def test_what_is_no_model_is_told_by_what_it_is(tmp_path):
+    (tmp_path / "data" / "images").mkdir(parents=True)
+    for name, said in (("data", "; it holds images: .* the model comes first$"), ("photo.png", "has no config.json$")):
+        (tmp_path / "photo.png").touch()
+        with pytest.raises(UserError, match=f"{name} is not a model folder: .*{said}"):
+            crispseg.load(tmp_path / name)
+
+
 def test_card_and_info_come_back(folder):
     assert sorted(p.name for p in folder.iterdir()) == ["README.md", "config.json", "model.safetensors"]
     assert crispseg.load(folder).info == INFO

@@ -28,7 +28,7 @@ from crispseg.reading import read_json
 
 FORMAT = 1
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
-ONNX = ".onnx"
+ONNX, CHECKPOINTS = ".onnx", (".pth", ".pt", ".ckpt", ".safetensors")
 
 
 def save(model: SegmentationModel, folder: str | os.PathLike[str], half: bool = False) -> None:
@@ -193,9 +193,13 @@ class SavedModel(TypedDict):
 def _read_config(folder: Path) -> SavedModel:
     path = folder / CONFIG
     if not path.is_file():
-        how = "; `crisp convert` makes one of a checkpoint by a rival's authors" if folder.is_file() else ""
-        if folder.suffix.lower() == ".pt2":
+        how, suffix = "", folder.suffix.lower()
+        if suffix in CHECKPOINTS:
+            how = "; `crisp convert` makes one of a checkpoint by a rival's authors"
+        elif suffix == ".pt2":
             how = "; of exported files, those that end in .onnx take the place of a model"
+        elif (folder / "images").is_dir():
+            how = "; it holds images: where a model and data are named, the model comes first"
         raise UserError(f"{folder} is not a model folder: it has no {CONFIG}{how}")
     values = read_json(path)
     if isinstance(values, dict) and values.get("kind") == BACKBONE:

@@ -214,6 +214,12 @@ def test_mistakes_are_told(places, capsys, words, said):
     assert not (places / "out").exists()
 
 
+def test_a_size_that_no_model_has_is_told_before_the_first_run(places, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main.main(ablate(places, str(places / "dco.yaml"), "--size", "nan", "--list"))
+    assert "argument --size: invalid choice: 'nan'" in capsys.readouterr().err
+
+
 def test_a_folder_that_cannot_be_made_is_told_before_the_first_run(places, capsys):
     (places / "out").write_text("a file, not a folder")
     words = ablate(places, str(places / "dco.yaml"))

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seeds", type=int, nargs="+", default=[0], help="default: 0")
     add("--together", "--jobs", type=int, default=1, metavar="N", help="runs at a time on this machine")
     add("--sharing", type=int, default=1, metavar="N", help="up to N rows of a set and seed share a process's batches")
-    add("--size", help="nano, micro, tiny, small or base, where the table leaves it open")
+    add("--size", choices=("nano", "micro", "tiny", "small", "base"), help="where the table leaves it open")
     add("--out", type=Path, default=Path("runs/ablate"), help="default: %(default)s; tables there share their runs")
     add("--keep", choices=("all", "results"), default="all", help="results: finished runs keep no weights, no pictures")
     add("--rows", nargs="+", metavar="ROW", help="train these rows alone; the tables still have all")

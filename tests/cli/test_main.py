@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,10 +10,12 @@ import numpy as np
 import pytest
 
 import crispseg
-from crispseg.cli.main import VERBS, main
+from crispseg.cli.main import VERBS, main, verb_parser
 from crispseg.cli.printer import plain
 from crispseg.models.catalogue import Listed
 from tests.models.test_registered import SHRINK_CRISP
+
+PAGES = Path(__file__).parents[2] / "docs"
 
 
 def test_overview_and_version(capsys):
@@ -21,6 +24,15 @@ def test_overview_and_version(capsys):
     assert all(verb in text for verb in VERBS)
     assert main(["--version"]) == 0
     assert crispseg.__version__ in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_helps_name_pages_that_there_are_where_no_checkout_is(verb):
+    text = verb_parser(verb).format_help()
+    assert "docs/" not in text
+    titles = [path.read_text(encoding="utf-8").splitlines()[0] for path in PAGES.glob("*/*.md")]
+    for page in re.findall(r'page\s+"([^"]+)"', text):
+        assert any(title.lstrip("# ").startswith(page) for title in titles), page
 
 
 def test_mistakes_are_one_line_and_status_one(capsys):

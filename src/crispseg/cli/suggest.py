@@ -4,7 +4,7 @@
 
 writes map_windows.gpkg with two layers: `labels`, the predicted regions in the windows, to be corrected in QGIS, and
 `windows`, which say where the labels are complete. The map needs its confidence map (crisp predict --confidence).
-docs/how-to/view.md shows the whole loop.
+The documentation's page "Looking at maps" shows the whole loop.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@
 
 The page is served on this machine alone; its address, with a token, is the one line on stdout. On a remote machine:
 ssh -L 8000:127.0.0.1:8000 REMOTE, there crisp view ... --port 8000 --no-open, and open the printed address here.
-Ctrl-C ends it. Nothing is written but what --save names. docs/how-to/view.md says more.
+Ctrl-C ends it. Nothing is written but what --save names. The documentation's page
+"Looking at maps" says more.
 """
 
 from __future__ import annotations

@@ -77,8 +77,8 @@ def evaluate(
     *,
     split: str | None = None,
     protocol: str | None = None,
-    classes: str | None = None,
-    split_file: str | None = None,
+    classes: StrPath | None = None,
+    split_file: StrPath | None = None,
     out: StrPath | None = None,
     tile: int | None = None,
     overlap: int | None = None,
@@ -129,7 +129,7 @@ def evaluate(
 
     opened = _open_model(model)
     if not isinstance(data, Folder):
-        data = open_data(os.fspath(data), [opened], protocol, classes, split_file)
+        data = open_data(os.fspath(data), [opened], protocol, _name(classes), _name(split_file))
     if out is not None:
         check_free(out)
     settings = Settings(tile, overlap, tta, tuple(scales), precision, tolerance, batch_size, worst)
@@ -172,13 +172,13 @@ def predict(
     confidence: bool = False,
     probabilities: bool = False,
     boundaries: bool = False,
-    polygons: str | None = None,
+    polygons: StrPath | None = None,
     min_area: float = 0.0,
     simplify: float = 0.0,
     compress: str = "deflate",
     asset: str = "",
     stac: bool = False,
-    scratch: str | None = None,
+    scratch: StrPath | None = None,
     watcher: Watcher | None = None,
 ) -> tuple[MapResult, ...]:
     """Make georeferenced class maps of whole scenes, in bounded memory, as `crisp predict` does.
@@ -261,12 +261,16 @@ def predict(
         engine=engine,
         existing=existing,
         watcher=watcher,
-        scratch=scratch,
+        scratch=_name(scratch),
         asset=asset,
     )
     if report.failures:
         raise UserError("; ".join(f"{scene}: {reason}" for scene, reason in report.failures))
     return report.results
+
+
+def _name(path: StrPath | None) -> str | None:
+    return None if path is None else os.fspath(path)
 
 
 def _paths(scenes: StrPath | Iterable[StrPath]) -> list[str]:

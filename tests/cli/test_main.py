@@ -35,9 +35,14 @@ def test_helps_name_pages_that_there_are_where_no_checkout_is(verb):
         assert any(title.lstrip("# ").startswith(page) for title in titles), page
 
 
+def test_a_misspelt_verb_is_a_wrong_word(capsys):
+    """Status 2, as of every other wrong word."""
+    assert main(["modles"]) == 2
+    assert capsys.readouterr().err == "crisp: unknown command 'modles'; did you mean 'models'?\n"
+
+
 def test_mistakes_are_one_line_and_status_one(capsys):
     for words, message in (
-        (["modles"], "unknown command 'modles'; did you mean 'models'?"),
         (["info", "crisp_tin"], "there is no folder crisp_tin, nor a model of that name; did you mean 'crisp_tiny'?"),
         (["info", "my/folder"], "there is no folder my/folder, nor a model of that name; `crisp models` lists them"),
         (["info", "crisp_nano", "prototyp=2"], "did you mean 'prototypes'?"),

@@ -47,9 +47,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[0] in ("-V", "--version"):
         print(f"crispseg {__version__}")
         return 0
+    if words[0] not in VERBS:
+        print(f"crisp: {unknown('command', words[0], VERBS)}", file=sys.stderr)
+        return 2
     try:
-        if words[0] not in VERBS:
-            raise unknown("command", words[0], VERBS)
         return _run_verb(words[0], words[1:])
     except UserError as error:
         print(f"crisp: {error}", file=sys.stderr)

@@ -22,7 +22,18 @@ def is_data(values: NDArray[Any]) -> NDArray[np.bool_]:
     return found
 
 
-def mirrored_places(present: NDArray[np.bool_]) -> NDArray[Any]:
+def mirrored(values: NDArray[Any], present: NDArray[np.bool_]) -> NDArray[Any]:
+    """(bands, h, w) with the values of other places where not `present` (h, w); as they are where all or none is."""
+    missing = ~present
+    if not missing.any() or missing.all():
+        return values
+    values = values.copy(order="K")
+    rows, columns = _mirrored_places(present)
+    values[:, missing] = values[:, rows, columns]
+    return values
+
+
+def _mirrored_places(present: NDArray[np.bool_]) -> NDArray[Any]:
     """(2, n) places with data for the n pixels without: mirrored about the nearest such place, until they have some."""
     from scipy.ndimage import distance_transform_edt
 

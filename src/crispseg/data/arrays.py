@@ -18,9 +18,10 @@ from crispseg.data.labels import Mask
 from crispseg.data.protocol import Labels
 from crispseg.errors import UserError
 from crispseg.files import replacing
+from crispseg.nodata import mirrored
 from crispseg.reading import DAMAGE
 
-_RULES = 2  # by which pixels and labels are made of the files; what was kept by others is made anew
+_RULES = 3  # by which pixels and labels are made of the files; what was kept by others is made anew
 BUDGET = 6 << 30  # bytes
 
 
@@ -83,7 +84,9 @@ class Arrays:
         return kept[0], kept[1]
 
     def _decode(self, record: Record) -> tuple[Array, Mask]:
-        (image, _, _), mask = self._folder.read_pair(record, self._labels)
+        (image, _, unlearnt), mask = self._folder.read_pair(record, self._labels)
+        if unlearnt is not None:
+            image = np.moveaxis(mirrored(np.moveaxis(image, 2, 0), ~unlearnt), 0, 2)
         return np.nan_to_num(image) if image.dtype.kind == "f" else image, mask
 
     def _stamp(self, record: Record) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crispseg.errors import UserError
-from crispseg.nodata import is_data, mirrored_places
+from crispseg.nodata import is_data, mirrored
 
 
 class Window(NamedTuple):
@@ -108,18 +108,7 @@ def read_reflected(source: Source, window: Window) -> Pixels:
     if inside != window:
         rows, cols = (rows - top)[:, None], cols - left
         pixels = Pixels(np.ascontiguousarray(pixels.values[:, rows, cols]), pixels.present[rows, cols])
-    return mirror_gaps(pixels)
-
-
-def mirror_gaps(pixels: Pixels) -> Pixels:
-    """Pixels without any data take the values of others that have some; `present` stays as it is."""
-    missing = ~pixels.present
-    if not missing.any() or missing.all():
-        return pixels
-    rows, cols = mirrored_places(pixels.present)
-    values = pixels.values.copy()
-    values[:, missing] = values[:, rows, cols]
-    return Pixels(values, pixels.present)
+    return Pixels(mirrored(pixels.values, pixels.present), pixels.present)
 
 
 def reflected(start: int, count: int, length: int) -> NDArray[np.int64]:

@@ -1,9 +1,9 @@
-"""Gaps of a tile, against numpy's own reflection and against the scene without them."""
+"""Gaps of an image, against numpy's own reflection and against the scene without them."""
 
 import numpy as np
 import pytest
 
-from crispseg.raster.source import Pixels, mirror_gaps
+from crispseg.nodata import mirrored
 
 IMAGE = np.random.default_rng(0).integers(0, 255, (3, 40, 50)).astype(np.uint8)
 
@@ -13,9 +13,8 @@ def test_an_empty_margin_is_the_reflection_of_the_scene(margin):
     """As numpy pads it, and as the scene goes on beyond its own edges."""
     sides = ((0, 0), (margin[0],) * 2, (margin[1],) * 2)
     present = np.pad(np.ones(IMAGE.shape[1:], bool), sides[1:])
-    found = mirror_gaps(Pixels(np.pad(IMAGE, sides, constant_values=99), present))
-    np.testing.assert_array_equal(found.values, np.pad(IMAGE, sides, mode="reflect"))
-    np.testing.assert_array_equal(found.present, present)
+    found = mirrored(np.pad(IMAGE, sides, constant_values=99), present)
+    np.testing.assert_array_equal(found, np.pad(IMAGE, sides, mode="reflect"))
 
 
 def test_a_margin_wider_than_the_scene_and_a_turned_one_hold_only_the_scene():
@@ -28,11 +27,11 @@ def test_a_margin_wider_than_the_scene_and_a_turned_one_hold_only_the_scene():
     for present in (wide, turned):
         values = np.full((3, *present.shape), 255, np.uint8)
         values[:, present] = image.reshape(3, -1)[:, np.arange(present.sum()) % image[0].size]
-        found = mirror_gaps(Pixels(values, present)).values
+        found = mirrored(values, present)
         assert found.max() < 128
         np.testing.assert_array_equal(found[:, present], values[:, present])
 
 
 def test_whole_and_empty_tiles_stay_as_they_are():
     for present in (np.ones(IMAGE.shape[1:], bool), np.zeros(IMAGE.shape[1:], bool)):
-        assert mirror_gaps(Pixels(IMAGE, present)).values is IMAGE
+        assert mirrored(IMAGE, present) is IMAGE

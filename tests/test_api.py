@@ -173,7 +173,7 @@ def test_numbers_may_be_numpys_and_names_paths(tmp_path):
         (lambda: crispseg.register_network("x", torch.nn.Identity, multiple="8"), "multiple must be a whole number"),
         (lambda: crispseg.register_head(None, torch.nn.Identity), "name must be text, not None"),
         (lambda: crispseg.train(data="x", steps=5), "unknown config key 'steps'; did you mean 'schedule.steps'?"),
-        (lambda: crispseg.train("x", trackers=[print]), "an object of a subclass of Tracker, not <built-in"),
+        (lambda: crispseg.train("x", trackers=[len]), "an object of a subclass of Tracker, not <built-in"),
         (lambda: crispseg.train("x", trackers=[Notes]), "an object of a subclass of Tracker, not <class"),
         (lambda: crispseg.train("x", trackers=5), "trackers must be a list of Trackers, not 5"),
         (lambda: crispseg.export("nowhere", 5), "path must be text or a path, not 5"),

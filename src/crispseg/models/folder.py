@@ -13,7 +13,7 @@ import torch
 
 from crispseg import __version__
 from crispseg import config as configs
-from crispseg.errors import UserError
+from crispseg.errors import UserError, nearest
 from crispseg.files import replacing, write_json, write_text
 from crispseg.models.backbone_folder import KIND as BACKBONE
 from crispseg.models.base import ModelInfo, SegmentationModel
@@ -107,7 +107,7 @@ def _build(saved: SavedModel, held: Mapping[str, Held], path: Path) -> Segmentat
     if saved["name"] not in entries():
         raise UserError(
             f"{path} is of the network {configs.shown(saved['name'])}, which is not known here: if it is your own, "
-            f"name the file that registers it in {VARIABLE}; else upgrade crispseg"
+            f"name the file that registers it in {VARIABLE}; else upgrade crispseg{nearest(saved['name'], entries())}"
         )
     with describing(path), Budget(held, str(path)):
         return create_model(saved["name"], saved["num_classes"], saved["in_channels"], **saved["options"])

@@ -122,6 +122,26 @@ def test_a_shared_batch_norm_is_torchs_of_the_same_kind(group_of_one, kind):
     torch.testing.assert_close(shared.eval()(x), plain.eval()(x))
 
 
+def left_alone(rank, port, out):
+    """The first process is refused something, as a run's folder that is taken, while the other waits for it."""
+    os.environ.update(
+        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+    )
+    try:
+        with join_processes("cpu") as processes:
+            if processes.first:
+                raise UserError("the folder is taken")
+            processes.from_first(None)
+    except UserError as error:
+        (out / str(rank)).write_text(str(error))
+
+
+def test_a_process_whose_neighbour_ends_says_so_in_a_sentence(tmp_path):
+    mp.spawn(left_alone, args=(free_port(), tmp_path), nprocs=2)
+    assert (tmp_path / "0").read_text() == "the folder is taken"
+    assert (tmp_path / "1").read_text().startswith("another process of this run has ended")
+
+
 def test_what_is_frozen_of_a_batch_norm_stays_frozen():
     frozen = nn.Sequential(nn.BatchNorm2d(3)).requires_grad_(False)
     assert not any(p.requires_grad for p in share_batch_norm(frozen, torch.device("cpu")).parameters())

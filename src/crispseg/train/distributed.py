@@ -14,6 +14,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from crispseg.errors import UserError
+
 T = TypeVar("T")
 
 
@@ -85,6 +87,12 @@ def join_processes(device: str) -> Iterator[Processes]:
     try:
         control = dist.new_group(backend="gloo", timeout=timedelta(hours=1))
         yield Processes(place, dist.get_rank(), count, control)
+    except RuntimeError as error:
+        if " by peer" not in str(error):  # gloo's "connection closed by peer" and "connection reset by peer"
+            raise
+        raise UserError(
+            "another process of this run has ended, so this one ends too: see what that one, or torchrun, says of it"
+        ) from error
     finally:
         dist.destroy_process_group()
 

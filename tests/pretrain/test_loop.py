@@ -97,6 +97,8 @@ def test_stopped_and_resumed_it_ends_the_same(folders, shards, tmp_path, whole, 
     with pytest.raises(UserError, match="keeps its config"):
         loop.resume(out, ["optimizer.lr=1"])
     assert loop.resume(out, ["hold=false"]).finished  # where pictures are decoded changes nothing
+    with pytest.raises(UserError, match="keeps its config"):
+        loop.resume(out, ["schedule.steps=99"])  # finished or not
     ours, theirs = (torch.load(run / "last.pt", weights_only=True) for run in (out, whole))
     for part in ("model", "optimizer", "average", "scores"):
         torch.testing.assert_close(ours[part], theirs[part], rtol=0, atol=0, msg=part)

@@ -186,6 +186,8 @@ def test_the_time_limit_stops_a_run(folder, tmp_path):
 def test_a_finished_run_is_not_run_again(whole):
     before = (whole / "last.pt").stat().st_mtime_ns
     assert loop.resume(whole).finished
+    with pytest.raises(UserError, match=r"keeps its config.*schedule\.steps=99.*model\.weights="):
+        loop.resume(whole, ["schedule.steps=99"])
     assert (whole / "last.pt").stat().st_mtime_ns == before
 
 

@@ -97,14 +97,14 @@ def resume(run: Path, words: Sequence[str] = (), *, quiet: bool = False) -> Pret
         raise UserError(f"{run} holds no run to resume: it has no {run_folder.CONFIG}")
     if "sets" not in configs.read_yaml(path):
         raise UserError(f"{run} is no pretraining run; continue it with `crisp train --resume {shlex.quote(str(run))}`")
+    for word in words:
+        if word.partition("=")[0] not in MACHINE_KEYS:
+            raise UserError(f"a resumed run keeps its config; only {', '.join(MACHINE_KEYS)} may change, not {word!r}")
     if (run / run_folder.RESULT).exists():
         if not quiet:
             print(f"{run} is finished already", file=sys.stderr)
         values = configs.checked(_Ended, read_json(run / run_folder.RESULT), str(run / run_folder.RESULT))
         return Pretrained(run, values, first=is_first())
-    for word in words:
-        if word.partition("=")[0] not in MACHINE_KEYS:
-            raise UserError(f"a resumed run keeps its config; only {', '.join(MACHINE_KEYS)} may change, not {word!r}")
     with only_one(run, "training") if is_first() else contextlib.nullcontext():
         return _go_on(run, words, quiet)
 

@@ -111,13 +111,13 @@ def resume_together(
         if not (run / run_folder.CONFIG).exists():
             raise UserError(f"{run} holds no run to resume: it has no {run_folder.CONFIG}")
         _refuse_pretraining(run)
+        _check_words(words, run)
     finished = [run for run in runs if (run / run_folder.RESULT).exists()]
     results = {run: Result(run, run_folder.read_result(run), first=is_first()) for run in finished}
     if finished and not quiet:
         print(*(f"{run} is finished already" for run in finished), sep="\n", file=sys.stderr)
     left = [run for run in runs if run not in results]
     if left:
-        _check_words(words, left[0])
         with contextlib.ExitStack() as held:
             for run in left if is_first() else ():
                 held.enter_context(only_one(run, "training"))

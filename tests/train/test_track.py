@@ -59,10 +59,14 @@ def test_none(settings, tmp_path):
     assert not (tmp_path / "run" / "events").exists()
 
 
-def test_mlflow_keeps_one_run_over_a_resume(settings, tmp_path, monkeypatch):
+@pytest.mark.parametrize("place", ["file", "its own default"])
+def test_mlflow_keeps_one_run_over_a_resume(settings, tmp_path, monkeypatch, place):
     mlflow = pytest.importorskip("mlflow")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path}/mlruns")
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    if place == "file":
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path}/mlruns")
+        monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "squares")
     stopped = loop.train(config_from({**settings, "track": "mlflow", "max_minutes": 1e-9}))
     client = mlflow.tracking.MlflowClient()

@@ -140,3 +140,35 @@ def _there(name):
     import importlib.util
 
     return importlib.util.find_spec(name) is not None
+
+
+class Noting(Tracker):
+    """Keeps the names of its calls; fails in one of them."""
+
+    def __init__(self, fails=""):
+        self.calls, self.fails = [], fails
+
+    def _note(self, name):
+        self.calls.append(name)
+        if name == self.fails:
+            raise RuntimeError(f"no {name}")
+
+    def begin(self, run, config, steps_done):
+        self._note("begin")
+
+    def log(self, step, values):
+        self._note("log")
+
+    def close(self):
+        self._note("close")
+
+
+@pytest.mark.parametrize("fails", ["begin", "log", "close"])
+def test_all_that_were_begun_are_closed_whichever_of_them_fails(settings, fails):
+    before, failing, after = trackers = [Noting(), Noting(fails), Noting()]
+    with pytest.raises(RuntimeError, match=f"no {fails}"):
+        loop.train(config_from(settings), trackers)
+    for tracker in (before, after):
+        assert (tracker.calls[:1], tracker.calls[-1:]) in ((["begin"], ["close"]), ([], []))
+    assert before.calls and bool(after.calls) == (fails != "begin")
+    assert failing.calls[-1] == ("begin" if fails == "begin" else "close")

@@ -67,8 +67,6 @@ class MetricsLog:
 
     def close(self) -> None:
         os.close(self._file)
-        for tracker in self._trackers:
-            tracker.close()
 
 
 def _line(record: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import shlex
@@ -73,6 +74,7 @@ class Trainer:
         self.stepper = Stepper(build_model(config, folder), config, processes)
         self.watch = FiniteWatch(processes)
         self.trackers = [*trackers]  # beside those that the config names
+        self.begun = contextlib.ExitStack()  # of trackers, which are told of the end
         self.files = {record.name: str(record.image) for record in folder.records("train")}  # for messages
         self.done, self.saved = 0, -1  # steps
         self.stepped = False  # whether this process has made one
@@ -113,6 +115,7 @@ class Trainer:
         told = [*named_trackers(self.config.track, self.progress.say), *self.trackers]
         for tracker in told:
             tracker.begin(self.out, configs.to_dict(self.config), self.done)
+            self.begun.callback(tracker.close)
         return told
 
     def end(self) -> Result:
@@ -130,6 +133,7 @@ class Trainer:
             self.progress.close()
         if self.log is not None:
             self.log.close()
+        self.begun.close()
 
     def batches(self) -> Iterator[list[Part]]:
         """The parts of each step that is left."""

@@ -37,7 +37,7 @@ class Tracker:
         """The run has finished; `result` is what result.json holds."""
 
     def close(self) -> None:
-        """The last call, however the run ended."""
+        """The last call, however the run ended, once `begin` has returned."""
 
 
 class _Guarded(Tracker):

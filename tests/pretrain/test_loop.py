@@ -195,6 +195,7 @@ def test_two_processes_are_one(folders, shards, tmp_path, labels):
         command = [*launcher, "-m", "crispseg.cli.main", "pretrain", str(config)]
         done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
         assert done.returncode == 0, done.stderr
+        assert "deprecated" not in done.stderr
         records = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
         losses.append([r["train/loss"] for r in records if "train/loss" in r])
     assert len(losses[0]) == 4

@@ -15,7 +15,7 @@ from crispseg.pretrain.config import PretrainConfig, ViewsConfig
 from crispseg.pretrain.mixing import swapped
 from crispseg.pretrain.network import Pretraining
 from crispseg.pretrain.teacher import MEAN, STD, Teacher, teaching_loss
-from crispseg.train.distributed import Processes, share_batch_norm, spread
+from crispseg.train.distributed import Processes, gathered, share_batch_norm, spread
 from crispseg.train.graphed import GraphedPass, buffers_kept
 from crispseg.train.step import autocast, step_seed
 from crispseg.train.update import Updated
@@ -122,13 +122,3 @@ def views_loss(embedded: Tensor, how: ViewsConfig) -> Tensor:
         apart = covariance.square().sum() - covariance.diagonal().square().sum()
         loss = loss + how.varied * functional.relu(1 - deviation).mean() / 2 + how.apart * apart / views.shape[1]
     return loss / (how.alike or 1.0)
-
-
-def gathered(x: Tensor, processes: Processes) -> Tensor:
-    """Of all processes, in order. Each counts the whole batch's loss, so gradients come back from all: their mean,
-    which is taken of parameters' afterwards, is that of one process with the whole batch."""
-    if processes.count == 1:
-        return x
-    from torch.distributed.nn.functional import all_gather
-
-    return torch.cat(all_gather(x))

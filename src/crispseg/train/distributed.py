@@ -118,6 +118,16 @@ def _sum(values: Tensor) -> Tensor:
     return total
 
 
+def gathered(x: Tensor, processes: Processes) -> Tensor:
+    """Of all processes, in order. Each counts the whole batch's loss, so gradients come back from all: their mean,
+    which is taken of parameters' afterwards, is that of one process with the whole batch."""
+    if processes.count == 1:
+        return x
+    everybodys = x.new_zeros(processes.count, *x.shape)
+    everybodys[processes.rank] = x
+    return _sum(everybodys).flatten(0, 1)
+
+
 class SharedBatchNorm2d(nn.BatchNorm2d):
     """BatchNorm over the batches of all processes, in plain torch: torch's own runs on GPUs only."""
 

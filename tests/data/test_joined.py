@@ -36,6 +36,8 @@ def test_labels_take_the_first_sets_meaning(folder):
         understand(folder, {"bulding": "building"}, CLASSES, ())
     with pytest.raises(UserError, match="a list of classes or null, not 7"):
         understand(folder, {"nothing": 7}, CLASSES, ())
+    with pytest.raises(UserError, match="ignores all of its classes"):
+        understand(folder, dict.fromkeys(folder.protocol.classes), CLASSES, ())
 
 
 def test_every_index_is_one_sets_window(folder):

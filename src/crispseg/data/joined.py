@@ -49,6 +49,8 @@ def understand(
         elif ids:
             groups = groups if ids in groups else (*groups, ids)
             lookup[index] = len(classes) + groups.index(ids)
+    if (lookup == IGNORE).all():
+        raise UserError(f"nothing would be learnt from {folder.root}: its `meaning` ignores all of its classes")
     return lookup, groups
 
 

@@ -129,7 +129,7 @@ def evaluate(
 
     opened = _open_model(model)
     if not isinstance(data, Folder):
-        data = open_data(os.fspath(data), [opened], protocol, _name(classes), _name(split_file))
+        data = open_data(os.fspath(data), [opened], protocol, _as_text(classes), _as_text(split_file))
     if out is not None:
         check_free(out)
     settings = Settings(tile, overlap, tta, tuple(scales), precision, tolerance, batch_size, worst)
@@ -261,7 +261,7 @@ def predict(
         engine=engine,
         existing=existing,
         watcher=watcher,
-        scratch=_name(scratch),
+        scratch=_as_text(scratch),
         asset=asset,
     )
     if report.failures:
@@ -269,7 +269,7 @@ def predict(
     return report.results
 
 
-def _name(path: StrPath | None) -> str | None:
+def _as_text(path: StrPath | None) -> str | None:
     return None if path is None else os.fspath(path)
 
 

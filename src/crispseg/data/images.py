@@ -75,7 +75,7 @@ def read_header(source: Path | bytes, name: str | None = None) -> Header:
 
 def read_nodata(path: Path) -> float | None:
     """The value that a tif says stands for no data, if it says so."""
-    if _start(path, str(path))[:4] not in _TIFF:
+    if not _is_tif(path):
         return None
     if _needs_rasterio(path, str(path)):
         with _rasterio(path, str(path)) as file:
@@ -87,7 +87,7 @@ def read_nodata(path: Path) -> float | None:
 
 def read_place(path: Path) -> Place | None:
     """Where the pixels of a GeoTIFF lie on the ground; None for any other file, and where rasterio is missing."""
-    if _start(path, str(path))[:4] not in _TIFF or importlib.util.find_spec("rasterio") is None:
+    if not _is_tif(path) or importlib.util.find_spec("rasterio") is None:
         return None
     with _rasterio(path, str(path)) as file:
         place: Place = tuple(file.transform)[:6]
@@ -97,11 +97,14 @@ def read_place(path: Path) -> Place | None:
 def is_turned(path: Path) -> bool:
     """Whether a note in the file (EXIF's orientation) says that it is to be shown otherwise than its pixels lie."""
     name = str(path)
-    tif = _start(path, name)[:4] in _TIFF
     with contextlib.suppress(UserError), _explaining(name), _pillow(path, name) as picture:  # rasterio reads the others
-        notes = picture.tag_v2 if tif else picture.getexif() if "exif" in picture.info else {}
+        notes = picture.tag_v2 if _is_tif(path) else picture.getexif() if "exif" in picture.info else {}
         return int(notes.get(_ORIENTATION, 1)) in _TURNED
     return False
+
+
+def _is_tif(path: Path) -> bool:
+    return _start(path, str(path))[:4] in _TIFF
 
 
 def _raster_header(file: Any) -> Header:

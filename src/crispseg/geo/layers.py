@@ -13,8 +13,8 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from crispseg.errors import UserError
+from crispseg.geo.crs_roundtrip import check_flatgeobuf_keeps
 from crispseg.geo.grid import Grid
-from crispseg.geo.kept import check_flatgeobuf_keeps
 from crispseg.geo.lonlat import check_on_earth, to_lonlat
 from crispseg.geo.ogr import heeding_failures
 from crispseg.geo.style import Style, add_style_to_geopackage

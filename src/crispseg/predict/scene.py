@@ -15,7 +15,7 @@ from crispseg import __version__, config, memory
 from crispseg.errors import UserError
 from crispseg.files import write_text
 from crispseg.geo import store
-from crispseg.geo.kept import check_geotiff_keeps
+from crispseg.geo.crs_roundtrip import check_geotiff_keeps
 from crispseg.geo.landing import Landing, check_room
 from crispseg.geo.layers import check_layer
 from crispseg.geo.lonlat import check_on_earth

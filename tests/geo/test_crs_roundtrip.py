@@ -8,8 +8,8 @@ from rasterio.crs import CRS
 from rasterio.warp import transform
 
 from crispseg.errors import UserError
+from crispseg.geo.crs_roundtrip import check_flatgeobuf_keeps, check_geotiff_keeps
 from crispseg.geo.grid import Grid
-from crispseg.geo.kept import check_flatgeobuf_keeps, check_geotiff_keeps
 from crispseg.geo.vectorize import vectorize_map
 from crispseg.predict.bands import Pace
 from crispseg.predict.batch import predict_scenes

@@ -10,7 +10,7 @@
 # rivals    eleven networks, RIVALS_SEEDS (0 1), the same splits
 # watch     waits for them, WATCH_SECONDS (500) at most, and says how far each run is
 #
-# confirm and rivals train STEPS (3000) steps; of the tables' rows these alone: ROWS="CRISP|VSSD + UPerHead". They begin no run after
+# confirm and rivals train STEPS (3000) steps; of the tables' rows these alone: ROWS="CRISP|VSSD + UPerHead", of the splits: SPLITS="ablation_dubai". They begin no run after
 # MINUTES (8), and save what is under way after STOP_SECONDS (570). What stands after the word `behind` begins at once, goes on when the
 # command has returned and has no such limits: `share ready`, then `behind confirm rivals`, then `watch` again and again, on a machine that is lent
 # for minutes and takes one command at a time. Runs that ended are in OUT/STEP.json: put it to benchmarks/results/STEP/results.json and the
@@ -26,7 +26,7 @@ mkdir -p "$WORK" "$OUT"
 export PYTHONPATH=src PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1
 export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-$HOME/.triton/cache}
 PYTHON=${PYTHON:-python3}
-SPLITS="ablation_vaihingen ablation_vaihingen_fold1 ablation_vaihingen_fold2 ablation_potsdam ablation_dubai"
+SPLITS=${SPLITS:-ablation_vaihingen ablation_vaihingen_fold1 ablation_vaihingen_fold2 ablation_potsdam ablation_dubai}
 STEPS=${STEPS:-3000}
 rows=()
 [ -z "${ROWS:-}" ] || { IFS='|' read -ra rows <<<"$ROWS"; rows=(--rows "${rows[@]}"); }

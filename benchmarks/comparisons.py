@@ -62,6 +62,7 @@ COMPARISONS: dict[str, tuple[Rows, ...]] = {
         Rows("decide", "CRISP, normalized, lse", "CRISP as described, normalized"),
     ),
     "K = 3 against 1, nano (raw, lse)": (Rows("decide", "CRISP, raw, lse", "CRISP, raw, lse, K = 1"),),
+    "K = 3 against 1, tiny": (Rows("confirm", "CRISP", "CRISP, K = 1"),),
     "CRISP, normalised, lse against VSSD + UPerHead, nano": (Rows("decide", "CRISP, normalized, lse", UPER),),
     "CRISP, selective, lse against VSSD + UPerHead, nano": (Rows("decide", "CRISP, selective, lse", UPER),),
     "CRISP-nano against UNetFormer": (Rows("rivals", "CRISP-nano", "UNetFormer"),),

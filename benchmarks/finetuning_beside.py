@@ -3,7 +3,8 @@
   python benchmarks/finetuning_beside.py benchmarks/results/finetuning_h200.json benchmarks/results/decide/results.json
 
 The ablation's batches are not those of the fine-tuned runs, and its average of the weights forgets more slowly (0.995
-for 0.99), so pairs share less than within benchmarks/finetuning.py. Prints the table.
+for 0.99), so pairs share less than within benchmarks/finetuning.py. Where the ablation has no run, one from scratch of
+the first file takes its place. Prints the table.
 """
 
 from __future__ import annotations
@@ -19,9 +20,15 @@ AS_DESCRIBED = {"fusion": "normalized", "matching": "max", "prototypes": 3, "nec
 
 
 def main(tuned: str, ablation: str) -> None:
-    runs = [run for run in json.loads(Path(tuned).read_text())["runs"] if run["kind"].startswith("tuned")]
+    runs = json.loads(Path(tuned).read_text())["runs"]
     longer = [from_scratch(run) for run in json.loads(Path(ablation).read_text())["runs"].values() if is_crisp(run)]
-    print(markdown(summary([*runs, *longer]), failed=()))
+    known, kinds = {place(run) for run in longer}, {run["kind"] for run in longer}
+    own = [run for run in runs if run["kind"] in kinds and place(run) not in known]
+    print(markdown(summary([*(run for run in runs if run["kind"].startswith("tuned")), *longer, *own]), failed=()))
+
+
+def place(run: dict[str, Any]) -> tuple[str, str, int]:
+    return run["model"], run["set"], run["seed"]
 
 
 def is_crisp(run: dict[str, Any]) -> bool:

@@ -52,7 +52,7 @@ def test_comparisons_are_what_the_kept_runs_give() -> None:
     assert made.stdout == read(COMPARISONS), made.stderr
 
 
-@pytest.mark.parametrize("heading", ["What holds", "Decided: twenty pairs", "Confirmed with tiny: five pairs"])
+@pytest.mark.parametrize("heading", ["What holds", "Decided: twenty pairs", "Confirmed with tiny: ten pairs"])
 def test_decisions_are_those_of_the_comparisons(heading: str) -> None:
     text = read("docs/explanation/ablations.md")
     section = re.split(r"\n##+ ", text.split(f"# {heading}\n")[1])[0]

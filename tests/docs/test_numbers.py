@@ -81,5 +81,13 @@ def test_crisp_nano_after_3000_steps_is_ahead_by_what_the_comparisons_say(page: 
         assert f"of {name} by {mean:.1f} [{low:.1f}, {high:.1f}]" in text
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_how_much_sharper_is_said_first_is_what_the_comparisons_say(page: str) -> None:
+    made = rows(COMPARISONS, "| comparison |")
+    others = ("CRISP against UNetFormer", "CRISP against ABCNet", "CRISP against VSSD + UPerHead, tiny")
+    bf = [f"{numbers(made[name][2])[0]:.1f}" for name in others]
+    assert f"boundary F at 3 px that is {bf[0]}, {bf[1]} and {bf[2]} points lower" in read(page)
+
+
 def numbers(cell: str) -> list[float]:
     return [float(number) for number in re.findall(r"[-+]?[\d.]+", cell)]

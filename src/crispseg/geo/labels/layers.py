@@ -128,7 +128,7 @@ class LabelLayer:
             )
         if self.crs and not grid.crs:
             raise UserError(
-                f"{name} has no coordinate reference system, so polygons in {short_crs(self.crs)} cannot be put on it"
+                f"{name} {grid.lack}, so polygons in {short_crs(self.crs)} cannot be put on it"
             )
 
     def is_elsewhere(self, grid: Grid) -> bool:

@@ -58,14 +58,14 @@ def run(args: argparse.Namespace) -> int:
     out = Printer.of(args)
     if args.words[:1] == ["compare"]:
         result = _saved(args)
-        out.result(result, *tables.shown(result, args.relative_to))
+        out.result(tables.values(result, args.relative_to), *tables.shown(result, args.relative_to))
         return 0
     _check_place(args)
     result = _measure(args, out)
     relative_to = args.relative_to or ""
     for note in _save(result, Path(args.out), relative_to, with_plot=True):
         out.say(note)
-    out.result(result, *tables.shown(result, relative_to))
+    out.result(tables.values(result, relative_to), *tables.shown(result, relative_to))
     return 1 if result.wrong else 0
 
 

@@ -224,7 +224,9 @@ def test_scenes_are_resampled_to_what_the_model_has_seen(tmp_path):
 
 def test_resolutions_that_cannot_be_are_explained(tmp_path):
     path = write_raster(tmp_path / "a.tif", random_pixels(3, 10, 10))
-    with pytest.raises(UserError, match="cannot be resampled: it has no coordinate reference system.*say it with --pixel-size"):
+    with pytest.raises(
+        UserError, match="cannot be resampled: it has no coordinate reference system.*say it with --pixel-size"
+    ):
         open_scene(path, StandIn(), Reading(resolution=1.0))
     with pytest.raises(UserError, match="does not say its resolution"):
         open_scene(path, StandIn(), Reading(resolution="model"))

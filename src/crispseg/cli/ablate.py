@@ -38,7 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--together", "--jobs", type=int, default=1, metavar="N", help="runs at a time on this machine")
     add("--sharing", type=int, default=1, metavar="N", help="up to N rows of a set and seed share a process's batches")
     add("--size", choices=("nano", "micro", "tiny", "small", "base"), help="where the table leaves it open")
-    add("--out", type=Path, default=Path("runs/ablate"), help="default: %(default)s; tables there share their runs")
+    add(
+        *("-o", "--out"),
+        type=Path,
+        default=Path("runs/ablate"),
+        help="default: %(default)s; tables there share their runs",
+    )
     add("--keep", choices=("all", "results"), default="all", help="results: finished runs keep no weights, no pictures")
     add("--rows", nargs="+", metavar="ROW", help="train these rows alone; the tables still have all")
     add("--minutes", type=float, metavar="M", help="begin no run after so many")

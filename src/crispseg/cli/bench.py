@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--modes", nargs="+", metavar="MODE", help="eager, graph (CUDA only), compiled, fused (default all there are)")
     add("--skip", nargs="+", metavar="MODEL@MODE", help="leave these out, such as what takes long to compile")
     add("--device", help="cpu or cuda (default cuda where there is one)")
-    add("--out", default="runs/bench", metavar="DIR", help="where results go (default %(default)s)")
+    add("-o", "--out", default="runs/bench", metavar="DIR", help="where results go (default %(default)s)")
     add("--relative-to", metavar="MODEL[@MODE]", help="add ratios to this model's figures, in the same or that mode")
     add("--repeats", type=int, metavar="N", help="timed runs of each (default 10; on CUDA 30)")
     add("--warmup", type=int, metavar="N", help="runs before them (default 1; on CUDA 10)")

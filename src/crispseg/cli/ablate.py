@@ -26,8 +26,12 @@ from crispseg.outputs import only_one
 
 if TYPE_CHECKING:
     from crispseg.ablate.plan import ExperimentPlan, Run
+    from crispseg.ablate.runner import Failure
     from crispseg.ablate.store import Store
     from crispseg.cli.printer import Printer
+
+
+_NAMED = 5  # runs that failed alike; the report has all of them
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -95,7 +99,7 @@ def _run_and_report(
 ) -> None:
     from crispseg.ablate.runner import Runner
 
-    failed: list[str] = []
+    failed: list[Failure] = []
     not_timed: list[str] = []
     for line in starts(plan):
         (out.warn if line.startswith("warning") else out.say)(line)
@@ -107,9 +111,24 @@ def _run_and_report(
                 not_timed = _measure(plan, out)
     finally:
         _report(plan, store, out, with_bench=not args.no_bench)
-    problems = [f"{len(failed)} of {len(runs)} runs failed", *failed] if failed else []
-    if problems or not_timed:
-        raise UserError("; ".join([*problems, *not_timed]))
+    if failed or not_timed:
+        raise UserError(what_failed(failed, len(runs), not_timed))
+
+
+def what_failed(failed: Sequence[Failure], count: int, not_timed: Sequence[str]) -> str:
+    """In one line where it is one thing; else a line for each cause, and below it the runs that ended by it."""
+    causes: dict[str, list[Failure]] = {}
+    for one in failed:
+        causes.setdefault(one.why, []).append(one)
+    lines = [f"{len(failed)} of {count} runs failed"] if failed else []
+    if len(failed) == 1:
+        (one,) = failed
+        lines[0] += f"; {one.title}: {one.why} (see {one.log})"
+    else:
+        for why, some in causes.items():
+            more = [f"    ... and {len(some) - _NAMED} more"] if len(some) > _NAMED else []
+            lines += [f"  {why}", *(f"    {one.title} (see {one.log})" for one in some[:_NAMED]), *more]
+    return "\n".join([*lines, *not_timed])
 
 
 def starts(plan: ExperimentPlan) -> list[str]:

@@ -82,10 +82,23 @@ def explaining(target: str | os.PathLike[str]) -> Iterator[None]:
         raise UserError(f"may not write {target}: {error.strerror}; choose another place") from error
     except OSError as error:
         if error.errno in _DISK_FULL:
-            raise UserError(f"no space left to write {target}; free some and run again") from error
+            raise no_space(target) from error
         if error.errno in _NOT_WRITABLE:
             raise UserError(f"cannot write {target}: {_in_the_way(Path(target)) or error.strerror}") from error
         raise
+
+
+def no_space(target: str | os.PathLike[str]) -> UserError:
+    return UserError(f"no space left to write {target}; free some and run again")
+
+
+def says_full(error: BaseException | None) -> bool:
+    """Whether it, or what it came from, tells of a full disk or quota; libraries in C tell in words."""
+    if error is None:
+        return False
+    full = isinstance(error, OSError) and error.errno in _DISK_FULL
+    words = ("No space left on device", "Disk quota exceeded", "database or disk is full")
+    return full or any(text in str(error) for text in words) or says_full(error.__cause__)
 
 
 def _in_the_way(target: Path) -> str:

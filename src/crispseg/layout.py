@@ -11,3 +11,9 @@ def to_channels_last(x: Tensor) -> Tensor:
 
 def to_channels_first(x: Tensor) -> Tensor:
     return x.permute(0, 3, 1, 2)  # (B, H, W, C) -> (B, C, H, W)
+
+
+def as_matrix(weight: Tensor) -> Tensor:
+    """(out, in, 1, 1) -> (out, in), a view whose gradient comes back with the strides of a channels-last weight: DDP
+    warns of others, those of axes of length one among them."""
+    return to_channels_last(weight).flatten(1)

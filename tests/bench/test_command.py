@@ -31,6 +31,8 @@ def test_models_then_compare(tmp_path, capsys):
 
     assert main(["bench", "compare", str(tmp_path / "bench.json"), "--relative-to", TINY]) == 0
     assert f"ratios to {TINY}" in capsys.readouterr().out.replace("\n", "")
+    assert main(["bench", "compare", str(tmp_path / "bench.json"), "--relative-to", TINY, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["cells"][0]["time_ratio"] == 1
     assert main(["bench", "compare", str(tmp_path / "bench.json"), "--relative-to", "x"]) == 1
     assert main(["bench", "compare", str(tmp_path / "bench.json")]) == 1
 

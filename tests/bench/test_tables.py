@@ -36,6 +36,10 @@ def test_ratios_are_taken_in_the_same_place():
     ]
     found = [row[-2:] for row in tables.table(result(*cells), "base").rows]
     assert found == [["1.00", "1.00"], ["0.50", "3.00"], ["1.00", ""], ["0.25", ""], ["1.00", ""], ["", ""], ["", ""]]
+    values = tables.values(result(*cells), "base")
+    assert [cell["time_ratio"] for cell in values["cells"]] == [1, 0.5, 1, 0.25, 1, None, None]
+    assert [cell["memory_ratio"] for cell in values["cells"]][:3] == [1, 3, None] and values["relative_to"] == "base"
+    assert "time_ratio" not in tables.values(result(*cells))["cells"][0]
     in_mode = [row[-2] for row in tables.table(result(*cells), "base@compiled").rows]
     assert in_mode == ["4.00", "2.00", "", "", "1.00", "", ""]
 

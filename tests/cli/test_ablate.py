@@ -7,14 +7,17 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
 import yaml
 from PIL import Image
 
+from crispseg.ablate.runner import Failure
 from crispseg.ablate.table import CLASS_SCORES, SCORES
 from crispseg.cli import main
+from crispseg.cli.ablate import what_failed
 from tests.train import tiny
 from tests.train.tiny import weights_of
 
@@ -118,6 +121,24 @@ def test_a_row_that_fails_leaves_those_it_shares_batches_with(places, capsys):
     assert "| good | 1 |" in said.out or "good, squares, seed 0: finished" in said.out
 
 
+def test_runs_that_fail_alike_are_told_together():
+    """It was one line of many thousand characters."""
+    alike = [Failure(f"dim: row{number}, squares, seed 0", "no data", Path(f"{number}.log")) for number in range(7)]
+    other = Failure("dim: bad, squares, seed 0", "dim must be even", Path("bad.log"))
+    told = what_failed([*alike[:2], other, *alike[2:]], 9, ["speed is not timed: no GPU"]).splitlines()
+    assert told[:3] == ["8 of 9 runs failed", "  no data", "    dim: row0, squares, seed 0 (see 0.log)"]
+    assert told[6:] == [
+        "    dim: row4, squares, seed 0 (see 4.log)",
+        "    ... and 2 more",
+        "  dim must be even",
+        "    dim: bad, squares, seed 0 (see bad.log)",
+        "speed is not timed: no GPU",
+    ]
+    assert (
+        what_failed([other], 2, []) == "1 of 2 runs failed; dim: bad, squares, seed 0: dim must be even (see bad.log)"
+    )
+
+
 def test_one_row_fails_and_is_mended(places, capsys):
     write_table(places, "dim", good={}, bad={"dim": 15})
     words = ablate(places, str(places / "dim.yaml"))
@@ -179,7 +200,8 @@ def test_a_table_that_cannot_be_timed_hides_no_failed_run(places, capsys):
     words = ablate(places, *(str(places / f"{name}.yaml") for name in ("timed", "others")))
     assert main.main(words) == 1
     said = capsys.readouterr()
-    assert "1 of 2 runs failed; timed: bad, squares, seed 0: " in said.err and "; timed is not timed: " in said.err
+    assert "1 of 2 runs failed; timed: bad, squares, seed 0: " in said.err
+    assert "\ntimed is not timed: " in said.err
     assert "| params M | GMACs | ms (32 px, batch 1, eager) |" in said.out
 
 

@@ -63,6 +63,15 @@ def test_every_verb_has_help(verb, capsys):
     assert f"usage: crisp {verb}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("verb", VERBS)
+def test_what_writes_is_told_where_by_the_same_words(verb):
+    """Some call it --out, some --output, --save or --sheet for what it is; -o and --out are all of them."""
+    words = verb_parser(verb)._option_string_actions
+    writes = "--existing" in words or verb in ("ablate", "convert", "eval", "analyze")
+    assert ("-o" in words, "--out" in words) == (writes, writes)
+    assert not writes or words["-o"] is words["--out"]
+
+
 def test_names_that_begin_with_a_dash_follow_two(tmp_path, monkeypatch, capsys):
     """argparse said that SCENE is required."""
     monkeypatch.chdir(tmp_path)

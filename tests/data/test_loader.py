@@ -52,6 +52,17 @@ def test_batches_do_not_depend_on_workers_or_threads(folder: Folder) -> None:
         torch.set_num_threads(before)
 
 
+def test_a_mistake_in_a_worker_is_told_as_without_one(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def damaged(self: SegmentationDataset, key: object) -> None:
+        raise UserError("a.png is cut short")
+
+    monkeypatch.setattr(SegmentationDataset, "compact", damaged)
+    dataset = SegmentationDataset(folder, "train", HOW, samples=7)
+    for workers in (0, 2):
+        with pytest.raises(UserError, match=r"^a\.png is cut short$"):
+            collect(dataset, workers=workers)
+
+
 def test_batches_hold_the_samples_of_their_keys(folder: Folder) -> None:
     dataset = SegmentationDataset(folder, "train", HOW, samples=7)
     keys = list(StepSampler(7, 4, 5, seed=3))

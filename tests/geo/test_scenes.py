@@ -168,6 +168,26 @@ def test_without_a_reference_system_there_is_a_warning_or_on_request_an_error(tm
         open_scene(path, StandIn(), Reading(require_crs=True))
 
 
+def test_a_reference_system_without_a_place_tells_nothing(tmp_path):
+    """Its pixels were taken for squares of one metre at the system's origin."""
+    path = write_raster(tmp_path / "a.tif", random_pixels(3, 40, 50), crs="EPSG:32633")
+    model = StandIn().with_card(resolutions=(0.1, 0.5))
+    scene = open_scene(path, model, Reading())
+    assert (scene.grid.height, scene.grid.crs, scene.grid.area_unit) == (40, "", "px")
+    assert scene.told.endswith("pixels of unknown size") and not scene.about_image
+    without = "names a coordinate reference system but no place in it (no geotransform, no world file)"
+    assert scene.about_place[0] == f"{path} {without}: the map will have none"
+    assert "does not say how large its pixels are" in scene.about_place[1]
+    with pytest.raises(UserError, match="no place in it .*give it one .*drop --require-crs"):
+        open_scene(path, model, Reading(require_crs=True))
+    with pytest.raises(UserError, match="cannot be resampled: it names .* no place in it.*say it with --pixel-size"):
+        open_scene(path, model, Reading(resolution=0.3))
+    stated = open_scene(path, model, Reading(pixel_size=1.0))
+    assert stated.told.endswith("pixels of 1 m resampled to 0.5 m") and stated.grid.height == 80
+    (tmp_path / "a.tfw").write_text("0.5\n0\n0\n-0.5\n400000\n5000000\n")
+    assert open_scene(path, model, Reading()).told.endswith("pixels of 0.5 m as they are")
+
+
 def test_another_resolution(tmp_path):
     path = write_raster(tmp_path / "a.tif", random_pixels(3, 40, 50), **UTM)
     model = StandIn().with_card(resolution=1.0)
@@ -204,7 +224,9 @@ def test_scenes_are_resampled_to_what_the_model_has_seen(tmp_path):
 
 def test_resolutions_that_cannot_be_are_explained(tmp_path):
     path = write_raster(tmp_path / "a.tif", random_pixels(3, 10, 10))
-    with pytest.raises(UserError, match="cannot be resampled: it has no reference system.*say it with --pixel-size"):
+    with pytest.raises(
+        UserError, match="cannot be resampled: it has no coordinate reference system.*say it with --pixel-size"
+    ):
         open_scene(path, StandIn(), Reading(resolution=1.0))
     with pytest.raises(UserError, match="does not say its resolution"):
         open_scene(path, StandIn(), Reading(resolution="model"))

@@ -1,6 +1,8 @@
 """`crisp vectorize`: a class map on disk to polygons."""
 
 import sqlite3
+import subprocess
+import sys
 
 import numpy as np
 import pyogrio
@@ -177,3 +179,38 @@ def test_a_package_that_cannot_be_styled_is_one_sentence(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"cannot write .*map.gpkg: disk I/O error"):
         vectorize_map(path, str(tmp_path / "map.gpkg"))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["map.tif"]
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of one MiB; only root may mount one."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True).returncode:
+        pytest.skip("may not mount")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mounts a tmpfs")
+@pytest.mark.parametrize("ending", [".gpkg", ".geojson", ".fgb"])
+def test_a_full_disk_is_told_as_by_every_verb(tmp_path, small_disk, ending):
+    """SQLite and GDAL were quoted, with the room there was once the unfinished file had gone, and a traceback of
+    rasterio's followed."""
+    noise = np.random.default_rng(0).integers(0, 3, (1, 500, 500)).astype(np.uint8)
+    path, target = write_raster(tmp_path / "map.tif", noise, **UTM), small_disk / f"a{ending}"
+    command = [sys.executable, "-m", "crispseg.cli.main", "vectorize", path, "-o", str(target)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (1, f"crisp: no space left to write {target}; free some and run again\n")
+    assert not list(small_disk.iterdir())
+
+
+@pytest.mark.parametrize("error", [sqlite3.OperationalError("database or disk is full"), OSError(28, "full")])
+def test_a_package_whose_disk_is_full_when_it_is_styled(tmp_path, monkeypatch, error):
+    def full(*arguments):
+        raise error
+
+    monkeypatch.setattr(layers, "add_style_to_geopackage", full)
+    path = write_raster(tmp_path / "map.tif", np.zeros((1, 4, 4), np.uint8), **UTM)
+    with pytest.raises(UserError, match="^no space left to write .*map.gpkg; free some and run again$"):
+        vectorize_map(path, str(tmp_path / "map.gpkg"))

@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -216,6 +217,61 @@ def test_mistakes_get_one_sentence(folders, tmp_path):
         with pytest.raises(UserError, match=words):
             loop.pretrain(config_from({**toys.settings(tmp_path / "run"), **values}))
     assert not (tmp_path / "run").exists()
+
+
+FAULTY = """
+import os, sys
+from crispseg.cli.main import main
+from crispseg.pretrain import sources
+first, read = os.getpid(), sources.Files.read
+def faulty(self, index):
+    if os.getpid() != first:
+        {fault}
+    return read(self, index)
+sources.Files.read = faulty
+sys.exit(main(["pretrain", sys.argv[1]]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("pass", "p7.png is cut short: its end is missing; copy or download it again"),
+        ("os.kill(os.getpid(), 9)", "a process that loads pictures was killed, most likely because memory is short"),
+        ("raise MemoryError", "out of memory; take smaller"),
+        ("raise ZeroDivisionError", ""),
+    ],
+)
+def test_trouble_in_a_worker_ends_the_run_with_one_sentence(tmp_path, fault, said):
+    """The workers hold SIGTERM back: a process that ended with some alive waited for them for ever."""
+    data = toys.class_folders(tmp_path / "stripes", count=14)
+    whole = (data / "kind1" / "p7.png").read_bytes()
+    (data / "kind1" / "p7.png").write_bytes(whole[: len(whole) // 2])
+    config = tmp_path / "config.yaml"
+    values = toys.settings(tmp_path / "run", {"path": str(data), "side": 32}, hold=False, workers=2)
+    config.write_text(yaml.safe_dump(values))
+    command = [sys.executable, "-c", FAULTY.format(fault=fault), str(config)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert ("Traceback" in done.stderr) == (not said)
+    told = [line for line in done.stderr.splitlines() if line.startswith("crisp: ")]
+    assert [said in line for line in told] == [True] * bool(said)
+
+
+def test_ctrl_c_lets_the_workers_finish_the_step(tmp_path):
+    """Sent to the whole group, as terminals do: each worker said that it stops."""
+    data = toys.class_folders(tmp_path / "stripes")
+    config = tmp_path / "config.yaml"
+    values = toys.settings(tmp_path / "run", {"path": str(data), "side": 32}, hold=False, workers=2)
+    config.write_text(yaml.safe_dump({**values, "schedule": {"steps": 100_000}}))
+    command = [sys.executable, "-m", "crispseg.cli.main", "pretrain", str(config)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    while "step" not in (line := process.stderr.readline()) or "/100000 " not in line:
+        assert line, "it ended"
+    os.killpg(process.pid, signal.SIGINT)
+    said = process.communicate(timeout=120)[1]
+    assert process.returncode == 130 and said.count("stopping after this step") == 1
+    assert "continue: crisp pretrain --resume" in said and "Traceback" not in said
 
 
 def test_words_change_a_config(folders):

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -32,6 +32,14 @@ from crispseg.train.setup import open_data
 
 Say = Callable[[str], None]
 _SMALL_FILES = (CONFIG, ENVIRONMENT, PROTOCOL, METRICS, RESULT)
+
+
+class Failure(NamedTuple):
+    """A run that went wrong."""
+
+    title: str
+    why: str
+    log: Path
 
 
 class Worker:
@@ -94,8 +102,8 @@ class Runner:
         self._lock = threading.Lock()
         self._stopping = False
 
-    def run(self, runs: Sequence[Run], beside: Sequence[Run] = ()) -> list[str]:
-        """What went wrong, one sentence per failed run. `beside` are others that stand in the same tables."""
+    def run(self, runs: Sequence[Run], beside: Sequence[Run] = ()) -> list[Failure]:
+        """What went wrong, one for each failed run. `beside` are others that stand in the same tables."""
         self._check_data(runs, beside)
         before = signal.signal(signal.SIGTERM, _interrupt)
         pool = ThreadPoolExecutor(self.together)
@@ -144,7 +152,7 @@ class Runner:
                 open_groups[key] = groups[-1]
         return groups
 
-    def _run_group(self, runs: list[Run]) -> list[str]:
+    def _run_group(self, runs: list[Run]) -> list[Failure]:
         """What went wrong with any of them."""
         if self._stopping:
             return []
@@ -157,18 +165,18 @@ class Runner:
             return [problem for run in runs for problem in self._run_group([run])]  # one's fault is not the others'
         return [problem for run in runs if (problem := self._take(run, runs[0].log))]
 
-    def _take(self, run: Run, log: Path) -> str:
+    def _take(self, run: Run, log: Path) -> Failure | None:
         """Put the result away; what went wrong, where there is none."""
         if run.result_file.exists():
             miou = self.store.add(run)["last"]["mIoU"]
             self.say(f"{run.title}: finished, mIoU {percent(miou)}")
             self._tidy(run)
-            return ""
+            return None
         if self._stopping:
-            return ""
+            return None
         why = _last_line(log)
         self.store.fail(run, why)
-        return f"{run.title}: {why} (see {log})"
+        return Failure(run.title, why, log)
 
     def _train(self, runs: list[Run]) -> None:
         """The runs of a group; what all of them say goes to the first one's log."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from crispseg import config as configs
 from crispseg.bench.environment import sentence
 from crispseg.bench.modes import MODES
 from crispseg.bench.result import Cell, ModelCell, OperatorCell, PerPixel, Result, of_type
@@ -31,7 +32,7 @@ def table(result: Result, relative_to: str = "") -> Table:
         check_base(relative_to, (cell.subject for cell in result.cells))
         header += ["time ratio", "memory ratio"]
         for row, cell in zip(rows, result.cells, strict=True):
-            row += ratios(cell, result.cells, relative_to)
+            row += ["" if ratio is None else f"{ratio:.2f}" for ratio in ratios(cell, result.cells, relative_to)]
     return Table(header, rows)
 
 
@@ -45,15 +46,26 @@ def check_base(relative_to: str, subjects: Iterable[str]) -> None:
         raise unknown("mode to compare with", mode, MODES)
 
 
-def ratios(cell: Cell, cells: Sequence[Cell], relative_to: str) -> list[str]:
+def values(result: Result, relative_to: str = "") -> dict[str, Any]:
+    """The result as plain values; with `relative_to`, each cell has its ratios, null where there are none."""
+    whole = configs.to_dict(result)
+    if not relative_to:
+        return whole
+    check_base(relative_to, (cell.subject for cell in result.cells))
+    for written, cell in zip(whole["cells"], result.cells, strict=True):
+        written["time_ratio"], written["memory_ratio"] = ratios(cell, result.cells, relative_to)
+    return {**whole, "relative_to": relative_to}
+
+
+def ratios(cell: Cell, cells: Sequence[Cell], relative_to: str) -> tuple[float | None, float | None]:
     """A cell's time and memory over the base's, at the same size, batch, precision and the same or the named mode."""
     name, mode = _base(relative_to)
     wanted = _place(cell, mode or cell.mode)
     base = next((other for other in cells if other.subject == name and _place(other, other.mode) == wanted), None)
     if base is None or cell.latency_ms is None or base.latency_ms is None:
-        return ["", ""]
-    memory = f"{cell.peak_bytes / base.peak_bytes:.2f}" if cell.peak_bytes and base.peak_bytes else ""
-    return [f"{cell.latency_ms.median / base.latency_ms.median:.2f}", memory]
+        return None, None
+    memory = cell.peak_bytes / base.peak_bytes if cell.peak_bytes and base.peak_bytes else None
+    return cell.latency_ms.median / base.latency_ms.median, memory
 
 
 def per_pixel_table(rows: Sequence[PerPixel]) -> Table:

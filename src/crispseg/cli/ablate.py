@@ -26,8 +26,12 @@ from crispseg.outputs import only_one
 
 if TYPE_CHECKING:
     from crispseg.ablate.plan import ExperimentPlan, Run
+    from crispseg.ablate.runner import Failure
     from crispseg.ablate.store import Store
     from crispseg.cli.printer import Printer
+
+
+_NAMED = 5  # runs that failed alike; the report has all of them
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--together", "--jobs", type=int, default=1, metavar="N", help="runs at a time on this machine")
     add("--sharing", type=int, default=1, metavar="N", help="up to N rows of a set and seed share a process's batches")
     add("--size", choices=("nano", "micro", "tiny", "small", "base"), help="where the table leaves it open")
-    add("--out", type=Path, default=Path("runs/ablate"), help="default: %(default)s; tables there share their runs")
+    add(
+        *("-o", "--out"),
+        type=Path,
+        default=Path("runs/ablate"),
+        help="default: %(default)s; tables there share their runs",
+    )
     add("--keep", choices=("all", "results"), default="all", help="results: finished runs keep no weights, no pictures")
     add("--rows", nargs="+", metavar="ROW", help="train these rows alone; the tables still have all")
     add("--minutes", type=float, metavar="M", help="begin no run after so many")
@@ -90,7 +99,7 @@ def _run_and_report(
 ) -> None:
     from crispseg.ablate.runner import Runner
 
-    failed: list[str] = []
+    failed: list[Failure] = []
     not_timed: list[str] = []
     for line in starts(plan):
         (out.warn if line.startswith("warning") else out.say)(line)
@@ -102,9 +111,24 @@ def _run_and_report(
                 not_timed = _measure(plan, out)
     finally:
         _report(plan, store, out, with_bench=not args.no_bench)
-    problems = [f"{len(failed)} of {len(runs)} runs failed", *failed] if failed else []
-    if problems or not_timed:
-        raise UserError("; ".join([*problems, *not_timed]))
+    if failed or not_timed:
+        raise UserError(what_failed(failed, len(runs), not_timed))
+
+
+def what_failed(failed: Sequence[Failure], count: int, not_timed: Sequence[str]) -> str:
+    """In one line where it is one thing; else a line for each cause, and below it the runs that ended by it."""
+    causes: dict[str, list[Failure]] = {}
+    for one in failed:
+        causes.setdefault(one.why, []).append(one)
+    lines = [f"{len(failed)} of {count} runs failed"] if failed else []
+    if len(failed) == 1:
+        (one,) = failed
+        lines[0] += f"; {one.title}: {one.why} (see {one.log})"
+    else:
+        for why, some in causes.items():
+            more = [f"    ... and {len(some) - _NAMED} more"] if len(some) > _NAMED else []
+            lines += [f"  {why}", *(f"    {one.title} (see {one.log})" for one in some[:_NAMED]), *more]
+    return "\n".join([*lines, *not_timed])
 
 
 def starts(plan: ExperimentPlan) -> list[str]:

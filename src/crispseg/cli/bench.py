@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--modes", nargs="+", metavar="MODE", help="eager, graph (CUDA only), compiled, fused (default all there are)")
     add("--skip", nargs="+", metavar="MODEL@MODE", help="leave these out, such as what takes long to compile")
     add("--device", help="cpu or cuda (default cuda where there is one)")
-    add("--out", default="runs/bench", metavar="DIR", help="where results go (default %(default)s)")
+    add("-o", "--out", default="runs/bench", metavar="DIR", help="where results go (default %(default)s)")
     add("--relative-to", metavar="MODEL[@MODE]", help="add ratios to this model's figures, in the same or that mode")
     add("--repeats", type=int, metavar="N", help="timed runs of each (default 10; on CUDA 30)")
     add("--warmup", type=int, metavar="N", help="runs before them (default 1; on CUDA 10)")
@@ -58,14 +58,14 @@ def run(args: argparse.Namespace) -> int:
     out = Printer.of(args)
     if args.words[:1] == ["compare"]:
         result = _saved(args)
-        out.result(result, *tables.shown(result, args.relative_to))
+        out.result(tables.values(result, args.relative_to), *tables.shown(result, args.relative_to))
         return 0
     _check_place(args)
     result = _measure(args, out)
     relative_to = args.relative_to or ""
     for note in _save(result, Path(args.out), relative_to, with_plot=True):
         out.say(note)
-    out.result(result, *tables.shown(result, relative_to))
+    out.result(tables.values(result, relative_to), *tables.shown(result, relative_to))
     return 1 if result.wrong else 0
 
 

@@ -14,7 +14,11 @@ from crispseg.cli.existing import add_existing
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--out", type=Path, default=Path("demo"), metavar="DIR", help="folder to write to (default %(default)s)"
+        *("-o", "--out"),
+        type=Path,
+        default=Path("demo"),
+        metavar="DIR",
+        help="folder to write to (default %(default)s)",
     )
     parser.add_argument("-m", "--model", help="a model with the scene's classes: a folder, or a shipped model's name")
     add_existing(parser, ("refuse", "replace"))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", metavar="MODEL", help="a saved model's folder, a training run, or a shipped model's name")
-    add("-o", "--output-file", required=True, metavar="FILE", help="model.onnx or model.pt2")
+    add("-o", "--output-file", "--out", required=True, metavar="FILE", help="model.onnx or model.pt2")
     add("--format", choices=("onnx", "pt2", "aoti"), help="default: by the file's name; aoti compiles for this machine")
     add("--output", choices=("logits", "softmax", "argmax"), help="what it gives (default logits)")
     add("--precision", default="float32", choices=("float32", "float16", "int8"), help="(default %(default)s)")

@@ -22,7 +22,12 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", metavar="MODEL|DATA", help="a model's name or folder, or a data folder")
     parser.add_argument("--classes", help="a model's number of classes (default 6), or a data folder's class table")
-    parser.add_argument("--sheet", type=Path, help="where to draw a data folder's contact sheet (PNG)")
+    parser.add_argument(
+        *("-o", "--sheet", "--out"),
+        type=Path,
+        metavar="FILE",
+        help="where to draw a data folder's contact sheet (default ./DATA-contact-sheet.png)",
+    )
     parser.add_argument("--bands", type=int, default=3, help="number of image bands (default %(default)s)")
     parser.add_argument("--size", type=int, nargs="+", default=[512], metavar="PX", help="side, or height and width")
     parser.add_argument("options", nargs="*", metavar="key=value", help="model options, e.g. prototypes=5 dco=false")

@@ -59,11 +59,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("crisp: interrupted", file=sys.stderr)
         return 128 + (stop.args[0] if stop.args else signal.SIGINT)  # a verb that listens for SIGTERM names it
     except (MemoryError, RuntimeError) as error:
-        from crispseg.memory import is_shortage
-
-        if not is_shortage(error):
+        told = _shortage(error)
+        if not told:
             raise
-        print("crisp: out of memory; take smaller crops, tiles or batches, or a smaller model", file=sys.stderr)
+        print(f"crisp: {told}", file=sys.stderr)
         return 1
     except BrokenPipeError:  # the reader of our output (head, less) has gone; there is nobody to tell
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -73,6 +72,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"crisp: cannot get at {os.fsdecode(error.filename)}: {error.strerror}", file=sys.stderr)
         return 1
+
+
+def _shortage(error: BaseException) -> str:
+    """What to do about memory that is short, of this process or of those that load data; empty for other errors."""
+    from crispseg.memory import is_shortage
+
+    if str(error).startswith("DataLoader worker (pid"):  # torch raises it wherever the main thread is
+        return (
+            "a process that loads pictures was killed, most likely because memory is short (in a container, shared "
+            "memory: docker run --shm-size 8g); take fewer of them with workers=N, 0 for none"
+        )
+    return "out of memory; take smaller crops, tiles or batches, or a smaller model" if is_shortage(error) else ""
 
 
 def _run_verb(verb: str, words: list[str]) -> int:

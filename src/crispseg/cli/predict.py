@@ -35,8 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="rasters, folders, STAC .json; also s3://, https://",
     )
     parser.add_argument(
-        "-o",
-        "--output",
+        *("-o", "--output", "--out"),
         required=True,
         metavar="OUT",
         help="a .tif for one scene, else a folder; or s3://...",

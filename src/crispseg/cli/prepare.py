@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from crispseg.data.prepare import DATASETS
 
     parser.add_argument("dataset", choices=(*DATASETS, VECTOR), help="a known set, or vector for drawn polygons")
-    parser.add_argument("--out", required=True, help="folder to write")
+    parser.add_argument("-o", "--out", required=True, metavar="DIR", help="folder to write")
     parser.add_argument(
         "--labels", default="both", help="vector: the file of polygons; else both, full or eroded ISPRS labels (both)"
     )

@@ -16,7 +16,7 @@ from crispseg.cli.existing import add_existing
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("map", metavar="MAP", help="a class map made by crisp predict --confidence")
-    parser.add_argument("-o", "--output", metavar="FILE", help="a .gpkg (default MAP_windows.gpkg)")
+    parser.add_argument(*("-o", "--output", "--out"), metavar="FILE", help="a .gpkg (default MAP_windows.gpkg)")
     parser.add_argument("--count", type=int, default=20, metavar="N", help="how many windows (%(default)s)")
     parser.add_argument("--side", type=int, default=512, metavar="PX", help="side of a window (%(default)s)")
     parser.add_argument("--confidence", metavar="FILE", help="the confidence map (default MAP_confidence.tif)")

@@ -12,7 +12,9 @@ from crispseg.cli.existing import add_existing
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("map", metavar="MAP", help="a raster of class ids")
-    parser.add_argument("-o", "--output", required=True, metavar="OUT", help="a .gpkg, .geojson, .fgb or .parquet file")
+    parser.add_argument(
+        *("-o", "--output", "--out"), required=True, metavar="OUT", help="a .gpkg, .geojson, .fgb or .parquet file"
+    )
     parser.add_argument("--confidence", metavar="FILE", help="the confidence map that belongs to it")
     parser.add_argument(
         "--min-area", type=float, default=0.0, metavar="M2", help="merge smaller regions into their neighbours"

@@ -37,7 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--confidence", metavar="FILE", help="the confidence map that belongs to it")
     parser.add_argument("--truth", metavar="FILE", help="labels: class ids, or the map's colours")
     parser.add_argument("--polygons", metavar="FILE", help="any vector file, e.g. the map's own .gpkg")
-    parser.add_argument("--save", metavar="FILE", help="write one self-contained .html instead of serving")
+    parser.add_argument(
+        *("-o", "--save", "--out"), metavar="FILE", help="write one self-contained .html instead of serving"
+    )
     parser.add_argument("--port", type=int, default=0, metavar="N", help="default 0: any free one")
     parser.add_argument("--host", default="127.0.0.1", help="listen elsewhere too, e.g. 0.0.0.0 (default %(default)s)")
     parser.add_argument("--no-open", action="store_true", help="do not open the browser")

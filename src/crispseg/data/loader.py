@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from crispseg.data.dataset import Key, Sample, SegmentationDataset
 from crispseg.errors import UserError
@@ -62,16 +65,67 @@ class StepSampler(Sampler[list[tuple[int, int]]]):
             yield batch
 
 
+class WorkerBatches:
+    """torch's DataLoader whose workers hand a UserError on as it is; torch would put its traceback into the text."""
+
+    def __init__(self, dataset: Dataset[Any], device: torch.device, workers: int, **options: Any) -> None:
+        if workers:
+            # Forked workers share the decoded images with this process; elsewhere each would hold its own copy.
+            context = multiprocessing.get_context("fork") if sys.platform == "linux" else None
+            options |= {"num_workers": workers, "multiprocessing_context": context, "worker_init_fn": _obey_parent}
+        pinned = device.type == "cuda"
+        self._loader = DataLoader(_Telling(dataset), pin_memory=pinned, collate_fn=_collate, **options)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._loader:
+            if isinstance(batch, UserError):
+                raise batch  # here and not in the loader, whose frames would keep its workers alive with the error
+            yield batch
+
+
+class _Telling(Dataset[Any]):
+    """A sample, or the UserError that stood in its way."""
+
+    def __init__(self, dataset: Dataset[Any]) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)  # type: ignore[arg-type]
+
+    def __getitem__(self, key: Any) -> Any:
+        try:
+            return self.dataset[key]
+        except UserError as error:
+            return UserError(str(error))
+
+
+def _obey_parent(worker: int) -> None:
+    """Let the process that started this worker end it, though SIGTERM may be held back here (see
+    `train.watch.shielding_workers`): that process waits at its exit for the workers it has sent one."""
+    if not hasattr(signal, "sigwaitinfo") or signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, []):
+        return
+
+    def listen() -> None:
+        while signal.sigwaitinfo([signal.SIGTERM]).si_pid != os.getppid():
+            pass
+        os._exit(0)
+
+    threading.Thread(target=listen, daemon=True).start()
+
+
+def _collate(samples: list[Any]) -> Any:
+    return next((sample for sample in samples if isinstance(sample, UserError)), None) or default_collate(samples)
+
+
 class Loader:
     """Iterates over (images float32, masks int64, names), finished on `device`; workers send them compact."""
 
     def __init__(self, dataset: SegmentationDataset, device: torch.device | str, workers: int, **options: Any) -> None:
         self.dataset, self.device = dataset, torch.device(device)
-        if workers:
-            # Forked workers share the decoded images with this process; elsewhere each would hold its own copy.
-            context = multiprocessing.get_context("fork") if sys.platform == "linux" else None
-            options |= {"num_workers": workers, "multiprocessing_context": context}
-        self._batches = DataLoader(_Compact(dataset), pin_memory=self.device.type == "cuda", **options)
+        self._batches = WorkerBatches(_Compact(dataset), self.device, workers, **options)
 
     def __len__(self) -> int:
         return len(self._batches)

@@ -26,10 +26,18 @@ class Grid:
     crs: str = ""
     is_point: bool = False  # AREA_OR_POINT=Point
     stated: tuple[float, float] | None = None  # the pixel's size in metres by its user's word, where no crs tells it
+    unplaced: bool = False  # the file names a reference system but no place in it, so that nothing can be told by it
 
     @property
     def has_transform(self) -> bool:
         return self.transform != (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
+
+    @property
+    def lack(self) -> str:
+        """What a scene without a reference system lacks, in words to go after its name."""
+        if self.unplaced:
+            return "names a coordinate reference system but no place in it (no geotransform, no world file)"
+        return "has no coordinate reference system"
 
     @property
     def is_geographic(self) -> bool:
@@ -61,7 +69,7 @@ class Grid:
         if self.stated:
             return self.stated
         if self.area_unit == "px":
-            raise UserError("the scene has no reference system, so the size of its pixels in metres is unknown")
+            raise UserError(f"the scene {self.lack}, so the size of its pixels in metres is unknown")
         if not self.is_geographic:
             unit = _metres_per_unit(self.crs)
             here = stretch(self, self.width / 2, self.height / 2, unit)

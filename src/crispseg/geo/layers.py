@@ -5,7 +5,10 @@ GDAL writes the whole of a GeoJSON again to append to it, and the wheels of pyog
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any, Protocol
@@ -79,7 +82,9 @@ class _Ogr:
     def append(self, polygons: Polygons, columns: Columns) -> None:
         import pyogrio
         import shapely
+        from pyogrio.errors import DataLayerError, DataSourceError, FeatureError
 
+        outlines = shapely.to_wkb(polygons)
         # GeoPackage notes when it was written; the same map shall have the same bytes
         pyogrio.set_gdal_config_options({"OGR_CURRENT_DATE": "1970-01-01T00:00:00Z"})
         try:
@@ -87,7 +92,7 @@ class _Ogr:
                 warnings.filterwarnings("ignore", "'crs' was not provided")  # the user was told already
                 pyogrio.raw.write(
                     self.path,
-                    geometry=shapely.to_wkb(polygons),
+                    geometry=outlines,
                     field_data=list(columns.values()),
                     fields=list(columns),
                     crs=self.grid.crs or None,
@@ -96,10 +101,20 @@ class _Ogr:
                     layer=LAYER,
                     append=self.count > 0,
                 )
+        except (DataLayerError, DataSourceError, FeatureError) as error:
+            if not self.is_package and not self._has_room(sum(map(len, outlines))):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
+            raise
         finally:
             pyogrio.set_gdal_config_options({"OGR_CURRENT_DATE": None})
         self.count += len(polygons)
         self.ids.update(columns["class_id"].tolist())
+
+    def _has_room(self, more: int) -> bool:
+        """Whether so many bytes of outlines, with their columns, can be added to a FlatGeobuf, whose driver does not
+        say why it could not write; it writes all anew and has removed that by now."""
+        before = self.path.stat().st_size if self.path.exists() else 0
+        return shutil.disk_usage(self.path.parent).free > before + 2 * more
 
     def next_batch(self, at_once: int) -> int:
         """GDAL writes the whole of a FlatGeobuf again to append: seldom enough, that costs little."""

@@ -205,12 +205,14 @@ def grid_of(dataset: Any) -> Grid:
             f"{dataset.name} places its pixels nowhere: its geotransform ({told}) gives them no area; set another with "
             "gdal_edit.py -a_ullr LEFT TOP RIGHT BOTTOM"
         )
+    placed = not dataset.transform.is_identity  # GDAL's word for none: pixels of 1 m at the system's origin
     return Grid(
         height=dataset.height,
         width=dataset.width,
         transform=tuple(dataset.transform)[:6],
-        crs=dataset.crs.to_wkt() if dataset.crs else "",
+        crs=dataset.crs.to_wkt() if dataset.crs and placed else "",
         is_point=dataset.tags().get("AREA_OR_POINT") == "Point",
+        unplaced=bool(dataset.crs) and not placed,
     )
 
 

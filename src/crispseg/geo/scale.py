@@ -86,7 +86,7 @@ def _wanted(
         if resolution is None or resolution == SCENE:
             return None, []
         raise UserError(
-            f"{name} cannot be resampled: it has no reference system, so the size of its pixels in metres is unknown; "
+            f"{name} cannot be resampled: it {grid.lack}, so the size of its pixels in metres is unknown; "
             "say it with --pixel-size"
         )
     if resolution == MODEL and model.info.resolution is not None:

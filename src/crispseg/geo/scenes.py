@@ -139,7 +139,8 @@ def open_scene(path: str, model: SegmentationModel, reading: Reading) -> Scene:
     source = RasterSource(path, chosen.bands, fill, colours, reading.drivers, reading.nodata)
     grid = source.grid
     if not grid.crs and reading.require_crs:
-        raise UserError(f"{path} has no coordinate reference system; assign one, or drop --require-crs")
+        what = "give it one (gdal_edit.py -a_ullr, or its .tfw)" if grid.unplaced else "assign one"
+        raise UserError(f"{path} {grid.lack}; {what}, or drop --require-crs")
     looked_at = [source.read(window) for window in values.some_windows(source.height, source.width)]
     filler = values.tell_filler(path, _as_in_the_file(source, looked_at, reading))
     warnings += _check_values(path, source, looked_at, filler, model, reading)
@@ -162,7 +163,7 @@ def _as_in_the_file(source: RasterSource, looked_at: Sequence[Pixels], reading: 
 
 def _about_place(path: str, grid: Grid, model: SegmentationModel, reading: Reading) -> tuple[str, ...]:
     """What the user should know of a scene that does not say where it lies or how large its pixels are."""
-    lines = [] if grid.crs else [f"{path} has no coordinate reference system: the map will have none"]
+    lines = [] if grid.crs else [f"{path} {grid.lack}: the map will have none"]
     suits = expected(model.info)
     if grid.area_unit == "px" and suits is not None and reading.resolution is None:
         lines.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,17 +54,15 @@ def vectorize_map(
                 _check_steps(sure, confidence)
         refuse_inputs([target], [*raster_files(dataset, class_map), *([confidence] if confidence is not None else [])])
 
-        def bands() -> Iterator[MapRows]:
-            with bounded_cache():
-                yield from _rows(class_map, confidence)
-
+        rows = functools.partial(_rows, class_map, confidence)
         landing.check_writable()
         with claiming([target]) as places:
             if not landing.check_existing([target], existing):
                 return None
             aside = places[target].making(polygon_file(target))
             try:
-                count = write_polygons(bands, aside, target, grid, style, choice, confidence is not None)
+                with bounded_cache():  # not in the generator of rows, which may end later than it
+                    count = write_polygons(rows, aside, target, grid, style, choice, confidence is not None)
                 landing.put(aside, target, existing)
             finally:
                 places[target].remove()

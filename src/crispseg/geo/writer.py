@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crispseg.errors import UserError
+from crispseg.files import no_space, says_full
 from crispseg.geo.gdal import bounded_cache, quiet
 from crispseg.geo.grid import Grid
 from crispseg.outputs import Workplace
@@ -177,6 +178,8 @@ def explaining_failure(target: Path, *also: type[Exception]) -> Iterator[None]:
     try:
         yield
     except (RasterioError, CPLE_BaseError, OSError, *also) as error:
+        if says_full(error):
+            raise no_space(target) from error
         reason = " ".join(str(error.__cause__ or error).split()).rstrip(".")
         free = shutil.disk_usage(_existing_parent(target)).free / 2**20
         raise UserError(

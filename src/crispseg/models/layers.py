@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from crispseg.layout import to_channels_first, to_channels_last
+from crispseg.layout import as_matrix, to_channels_first, to_channels_last
 from crispseg.ops.train.batch_norm import batch_norm
 from crispseg.ops.train.drop_path import add_kept, kept_scale
 from crispseg.ops.train.mlp import linear
@@ -74,7 +74,7 @@ class ConvNorm(nn.Module):
         """With the ReLU, where there is no norm before it."""
         weight, bias, relu = self.conv.weight, self.conv.bias, self.act and self.norm is None
         if bias is not None and self._is_linear and _channels_last(x) and linear.takes(x, weight, bias):
-            return to_channels_first(linear(to_channels_last(x), weight.flatten(1), bias, relu=relu))
+            return to_channels_first(linear(to_channels_last(x), as_matrix(weight), bias, relu=relu))
         x = self.conv(x)
         return torch.relu(x) if relu else x
 

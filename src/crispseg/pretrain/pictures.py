@@ -15,15 +15,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from crispseg.data.images import Array
-from crispseg.data.loader import epoch_order
+from crispseg.data.loader import WorkerBatches, epoch_order
 from crispseg.files import replacing
 from crispseg.pretrain.draws import Whole
 from crispseg.pretrain.sources import Source
 from crispseg.reading import DAMAGE
 from crispseg.threads import available_cores
+from crispseg.train.watch import shielding_workers
 
 HELD = 8 << 30  # bytes that all pictures of a run may take, unless told otherwise
 _WORKERS, _CHUNK = 16, 256
@@ -169,14 +170,7 @@ def batches(pictures: Pictures, wanted: Iterator[Whole], workers: int, device: t
         for indices in wanted:
             yield pictures.take(indices, device)
         return
-    context = multiprocessing.get_context("fork") if sys.platform == "linux" else None
-    loader = DataLoader(
-        pictures,
-        batch_sampler=(indices.tolist() for indices in wanted),
-        num_workers=workers,
-        multiprocessing_context=context,
-        pin_memory=device.type == "cuda",
-        prefetch_factor=3,
-    )
-    for images in loader:
+    orders = (indices.tolist() for indices in wanted)
+    loader = WorkerBatches(pictures, device, workers, batch_sampler=orders, prefetch_factor=3)
+    for images in shielding_workers(iter(loader)):
         yield images.to(device, non_blocking=True)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import shlex
-import signal
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -44,7 +42,7 @@ from crispseg.train.setup import (
 from crispseg.train.step import Part, Stepper, use_fast_kernels
 from crispseg.train.track import Tracker, named_trackers
 from crispseg.train.validate import Validation, flat_scores, validate
-from crispseg.train.watch import FiniteWatch, StopRequest, without_signals
+from crispseg.train.watch import FiniteWatch, StopRequest, shielding_workers
 
 
 class Trainer:
@@ -149,12 +147,7 @@ class Trainer:
             workers=choose_workers(self.config, self.processes.device),
             device=self.processes.device,
         )
-        batches = iter(loader)
-        # A Ctrl-C or a batch system's SIGTERM goes to every process; the workers, which start with the first batch,
-        # must live until the step is done.
-        with without_signals(signal.SIGTERM, signal.SIGINT):
-            first = list(itertools.islice(batches, 1))
-        batches = itertools.chain(first, batches)
+        batches = shielding_workers(iter(loader))
         for _ in range(self.done, self.steps):
             yield [Part(*next(batches)) for _ in range(several)]
 

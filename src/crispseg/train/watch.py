@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ from crispseg.errors import UserError
 from crispseg.train.distributed import Processes
 
 _NEVER = 1 << 62
+
+T = TypeVar("T")
 
 
 class FiniteWatch:
@@ -59,6 +62,15 @@ def without_signals(*numbers: signal.Signals) -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def shielding_workers(batches: Iterator[T]) -> Iterator[T]:
+    """These batches. A Ctrl-C or a batch system's SIGTERM goes to every process; the workers, which start with the
+    first batch, must live until the step is done."""
+    with without_signals(signal.SIGTERM, signal.SIGINT):
+        first = list(itertools.islice(batches, 1))
+    yield from first
+    yield from batches
 
 
 class StopRequest:

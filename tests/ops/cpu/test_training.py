@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -79,6 +80,17 @@ def test_convolution_of_single_pixels(shape, biased):
         found = functional.conv2d(inputs[0].contiguous(memory_format=torch.channels_last), *inputs[1:])
     assert found.is_contiguous(memory_format=torch.channels_last)
     check(found, functional.conv2d(*wide), inputs, wide)
+
+
+def test_gradients_lie_as_channels_last_weights_do():
+    """DDP warns of a gradient whose strides are others, if only along axes of length one."""
+    layer = nn.Conv2d(24, 16, 1).to(memory_format=torch.channels_last)
+    x = torch.randn(2, 24, 3, 5).contiguous(memory_format=torch.channels_last)
+    with fast_products(CPU):
+        y = layer(x)
+    assert taken(y)
+    y.sum().backward()
+    assert layer.weight.grad.stride() == layer.weight.stride() == (24, 1, 24, 24)
 
 
 def test_tensors_that_do_not_lie_side_by_side():

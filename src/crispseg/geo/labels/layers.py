@@ -127,9 +127,7 @@ class LabelLayer:
                 f"{self.path} has no coordinate reference system; say which it is drawn in, e.g. --labels-crs EPSG:4326"
             )
         if self.crs and not grid.crs:
-            raise UserError(
-                f"{name} has no coordinate reference system, so polygons in {short_crs(self.crs)} cannot be put on it"
-            )
+            raise UserError(f"{name} {grid.lack}, so polygons in {short_crs(self.crs)} cannot be put on it")
 
     def is_elsewhere(self, grid: Grid) -> bool:
         """Whether the polygons must be brought to another reference system."""

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from crispseg.layout import to_channels_first, to_channels_last
+from crispseg.layout import as_matrix, to_channels_first, to_channels_last
 from crispseg.ops.cpu import onednn
 from crispseg.ops.dispatch import why_not_on_a_cpu
 
@@ -57,7 +57,7 @@ def _conv2d(
 ) -> Tensor:
     of_pixels = tuple(weight.shape[2:]) == (1, 1) and stride in (1, (1, 1)) and padding in (0, (0, 0)) and groups == 1
     if of_pixels and input.is_contiguous(memory_format=torch.channels_last) and _takes(input, weight, bias):
-        return to_channels_first(_product(to_channels_last(input), weight.flatten(1), bias))
+        return to_channels_first(_product(to_channels_last(input), as_matrix(weight), bias))
     return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)
 
 

@@ -58,7 +58,8 @@ def test_the_documented_table_has_every_recipe_with_its_numbers() -> None:
         backbone = config.optimizer.backbone_lr
         assert float(row[1].removesuffix(" steps").replace(",", "")) == length, name
         assert int(row[2]) == config.batch_size, name
-        assert rates == [config.optimizer.lr, *([] if backbone is None else [backbone])], name
+        rate = config.optimizer.lr
+        assert rates == ([rate] if backbone in (None, rate) else [rate, backbone]), name
         assert float(row[4]) == config.optimizer.weight_decay, name
         assert int(crop) == config.crop, name
         assert tuple(map(float, scales.split("-"))) == config.augment.scale, name

@@ -40,15 +40,20 @@ def test_beside_gaps_the_map_is_that_of_predict(tmp_path):
     rasterio = pytest.importorskip("rasterio")
     pixels = np.random.default_rng(0).integers(1, 40, (3, 60, 50)).astype(np.uint8)
     pixels[:, :21] = 0
+    pixels[1, 30:34, 20:30] = 0  # only one band
     for part, values, facts in (("images", pixels, {"nodata": 0}), ("masks", pixels[:1] % 2, {})):
         (tmp_path / part).mkdir()
         size = {"count": len(values), "height": 60, "width": 50, "dtype": "uint8"}
         for name in ("a", "b"):
             with rasterio.open(tmp_path / part / f"{name}.tif", "w", "GTiff", **size, **facts) as file:
                 file.write(values)
-    image, mask, _ = next(iter(SegmentationDataset(open_folder(tmp_path), "val")))
-    model = StandIn(reach=5)
-    found = predict(model, image.float(), 64, 16, 5, batch=1, device=torch.device("cpu")).numpy()
+    model = StandIn(reach=5).with_card(mean=(1.0, 39.0, 2.0))
+    dataset = SegmentationDataset(open_folder(tmp_path), "val")
+    dataset.show_means(model.info.mean)
+    image, mask, _ = next(iter(dataset))
+    assert (image[1, 30:34, 20:30] == 39).all() and (mask[30:34] != 255).all()
+    normalised = model.info.normalisation()(image.float())
+    found = predict(model, normalised, 64, 16, 5, batch=1, device=torch.device("cpu")).numpy()
     mapped = segment(str(tmp_path / "images" / "a.tif"), model, tile=64, overlap=16)
     assert (mapped[:21] == 255).all() and (mask[:21] == 255).all()
     np.testing.assert_array_equal(found[21:], mapped[21:])

@@ -95,6 +95,10 @@ class JoinedSet(SegmentationDataset):
             index -= count
         raise IndexError(key)
 
+    def show_means(self, mean: Sequence[float]) -> None:
+        for one in (self.first, *(companion.data for companion in self.companions)):
+            one.show_means(mean)
+
     def preload(self) -> None:
         for one in (self.first, *(companion.data for companion in self.companions)):
             one.preload()

@@ -13,7 +13,9 @@ def test_an_empty_margin_is_the_reflection_of_the_scene(margin):
     """As numpy pads it, and as the scene goes on beyond its own edges."""
     sides = ((0, 0), (margin[0],) * 2, (margin[1],) * 2)
     present = np.pad(np.ones(IMAGE.shape[1:], bool), sides[1:])
-    found = mirrored(np.pad(IMAGE, sides, constant_values=99), present)
+    given = np.pad(IMAGE, sides, constant_values=99)
+    found = mirrored(given, present)
+    assert (given[:, ~present] == 99).all(), "the caller's array is left alone"
     np.testing.assert_array_equal(found, np.pad(IMAGE, sides, mode="reflect"))
 
 

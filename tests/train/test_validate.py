@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from crispseg.data.dataset import SegmentationDataset
 from crispseg.data.folder import open_folder
+from crispseg.metrics import TemperatureFit
 from crispseg.predict.segment import segment
 from crispseg.train.distributed import Processes
 from crispseg.train.validate import flat_scores, predict, validate
@@ -59,6 +60,12 @@ def test_beside_gaps_the_map_is_that_of_predict(tmp_path):
     np.testing.assert_array_equal(found[21:], mapped[21:])
 
 
+def test_logits_of_half_precision_are_compared_in_full():
+    """In bfloat16 their softmax would be a tie."""
+    image = torch.tensor([0.0, 2**-9])[:, None, None].expand(2, 8, 8)
+    assert (predict(lambda x: x.bfloat16(), image, 0, 0, 2, batch=1, device=torch.device("cpu")) == 1).all()
+
+
 def test_logits_are_noted_where_they_lie():
     """A network that gives back what it sees: the noted parts are those parts of the image, and cover it."""
     image = torch.randn(3, 50, 45)
@@ -92,6 +99,12 @@ def test_scores_are_those_of_one_matrix(folder):
     expected = np.mean([h.sum() / u.sum() for h, u in zip(hits, unions, strict=True)])
     assert found.scores["mIoU"] == expected
     assert "BF@3px" in found.scores
+    fit = TemperatureFit()
+    away = torch.from_numpy(image.mean(-1) - 90)
+    fit.update(torch.stack([-away, away]), torch.from_numpy(truth))
+    assert found.temperature == pytest.approx(fit.best(), rel=1e-5) and found.temperature != 1
+    bare = validate(lambda x: x[:, :2], dataset, CPU, batch=2)
+    assert bare.shown == [] and "BF@3px" not in bare.scores
     (shown,) = found.shown
     assert shown.name == record.name and (shown.image == image).all() and (shown.prediction == guess).all()
     flat = flat_scores(found.scores, "val/")

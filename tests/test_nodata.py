@@ -26,7 +26,9 @@ def test_a_margin_wider_than_the_scene_and_a_turned_one_hold_only_the_scene():
     rows, columns = np.indices((240, 250))
     turned = (np.abs(rows - columns) < 60) & (np.abs(rows + columns - 240) < 90)
     turned[100:110, 100:105] = False
-    for present in (wide, turned):
+    rows, columns = np.indices((60, 200))
+    thin = np.abs((rows - 30) - 3 * (columns - 100)) < 2  # mirrored about it, many places never come to lie in it
+    for present in (wide, turned, thin):
         values = np.full((3, *present.shape), 255, np.uint8)
         values[:, present] = image.reshape(3, -1)[:, np.arange(present.sum()) % image[0].size]
         found = mirrored(values, present)

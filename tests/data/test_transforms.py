@@ -34,6 +34,12 @@ def test_pure_and_of_the_right_shape(height: int, width: int, seed: int, epoch: 
     assert first[1].shape == (32, 32) and first[1].dtype == torch.uint8
 
 
+def test_draws_are_the_same_with_every_library() -> None:
+    draws = Draws(1, 2, 3)
+    assert [draws.unit(), draws.unit()] == [0.42222251938319133, 0.7287667556791214]
+    assert (draws.below(10), draws.chance(0.5)) == (4, False)
+
+
 def test_seed_epoch_and_index_all_matter() -> None:
     image, mask = checker(90, 90)
     results = [

@@ -453,3 +453,4 @@ def test_a_runs_score_is_that_of_evaluation_beside_gaps_too(folder, tmp_path):
     model = crispseg.load(out)
     found = crispseg.evaluate(model, data, split="val", precision="float32")
     assert found.scores.miou == pytest.approx(model.info.scores["mIoU"], abs=1e-3)
+    assert model.info.temperature == load_checkpoint(out / "best.pt")["best"]["temperature"] != 1

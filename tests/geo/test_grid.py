@@ -119,6 +119,18 @@ def test_far_from_scale_pixels_are_measured_on_the_ground(epsg, lon, lat, pixel,
     np.testing.assert_allclose(area, np.prod(geodesic_size(here)) * 40 * 60, rtol=1e-4)
 
 
+@pytest.mark.parametrize("turn", [0.0, 70.0])
+def test_areas_follow_the_scale_over_the_whole_scene(turn):
+    """Scenes so large that it changes within them, along rows and columns, beside each pixel measured alone."""
+    here = centred(3995, 30.0, 50.0, 20_000.0, 40, 70, turn)
+    areas = np.broadcast_to(here.pixel_areas(5, 30), (30, 70))
+    for row, column in ((5, 0), (5, 69), (34, 0), (34, 69), (20, 35)):
+        place = rasterio.Affine(*here.transform) @ rasterio.Affine.translation(column, row)
+        alone = grid(3995, place, 1, 1).pixel_areas(0, 1).item()
+        np.testing.assert_allclose(areas[row - 5, column], alone, rtol=2e-3)
+    assert areas.max() > 1.1 * areas.min()
+
+
 def test_web_mercator_at_sixty_degrees_by_hand():
     """Along the parallel, the radius a / sqrt(1 - e2 sin2) times cos against the sphere's a."""
     latitude, e2 = np.radians(60), 0.00669437999014

@@ -16,6 +16,8 @@ from crispseg.data import SegmentationDataset, open_folder
 from crispseg.data.colours import EXPECTED
 from crispseg.data.manifest import read_manifest
 from crispseg.errors import UserError
+from crispseg.geo.labels.burn import Burner
+from crispseg.geo.labels.layers import Shapes
 from crispseg.geo.labels.vector import VectorChoice, prepare_vector
 from crispseg.geo.reader import RasterSource
 from crispseg.geo.style import Style, add_style_to_geopackage
@@ -193,6 +195,14 @@ def test_overlap_is_an_error_by_default_and_leaves_nothing(ortho, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["labels.gpkg", "ortho.tif"]
     same = draw(tmp_path / "same.gpkg", OVER, ["roof"] * 3)
     prepare(ortho, same, tmp_path / "data")  # one class over itself is no contradiction
+
+
+def test_of_polygons_of_one_rank_the_last_lies_on_top():
+    """Of many, too: sorting must not mix them."""
+    boxes = np.array([shapely.box(0, 0, 9, 9)] * 400, object)
+    values, ranks = np.arange(400) // 2 % 3, np.arange(400) % 2.0
+    burnt = Burner(Shapes(boxes, np.arange(400), values, ranks), {0: 0, 1: 1, 2: 2}, "height").burn(Window(0, 0, 9, 9))
+    assert (burnt == values[399]).all()
 
 
 def test_area_of_interest_background_and_gaps_of_the_image(tmp_path):

@@ -20,7 +20,9 @@ def test_pixelwise_network_gives_the_same_in_windows(height, width, tile, data):
     overlap = data.draw(st.integers(0, max(tile - 1, 0)))
     image = torch.randn(3, height, width)
     found = predict(lambda x: 5 * x, image, tile, overlap, 3, batch=3, device=torch.device("cpu"))
-    assert torch.equal(found, image.argmax(0))
+    two_best = image.topk(2, dim=0).values
+    clear = two_best[0] - two_best[1] > 1e-3  # in whole numbers of probability
+    assert torch.equal(found[clear], image.argmax(0)[clear])
 
 
 @pytest.mark.parametrize("tile", [0, 32, 64])

@@ -13,7 +13,9 @@ def test_an_empty_margin_is_the_reflection_of_the_scene(margin):
     """As numpy pads it, and as the scene goes on beyond its own edges."""
     sides = ((0, 0), (margin[0],) * 2, (margin[1],) * 2)
     present = np.pad(np.ones(IMAGE.shape[1:], bool), sides[1:])
-    found = mirrored(np.pad(IMAGE, sides, constant_values=99), present)
+    given = np.pad(IMAGE, sides, constant_values=99)
+    found = mirrored(given, present)
+    assert (given[:, ~present] == 99).all(), "the caller's array is left alone"
     np.testing.assert_array_equal(found, np.pad(IMAGE, sides, mode="reflect"))
 
 
@@ -24,7 +26,9 @@ def test_a_margin_wider_than_the_scene_and_a_turned_one_hold_only_the_scene():
     rows, columns = np.indices((240, 250))
     turned = (np.abs(rows - columns) < 60) & (np.abs(rows + columns - 240) < 90)
     turned[100:110, 100:105] = False
-    for present in (wide, turned):
+    rows, columns = np.indices((60, 200))
+    thin = np.abs((rows - 30) - 3 * (columns - 100)) < 2  # mirrored about it, many places never come to lie in it
+    for present in (wide, turned, thin):
         values = np.full((3, *present.shape), 255, np.uint8)
         values[:, present] = image.reshape(3, -1)[:, np.arange(present.sum()) % image[0].size]
         found = mirrored(values, present)

@@ -49,6 +49,8 @@ def test_a_paired_difference_by_hand():
     assert paired(own, {}, MIOU).mean is None
     one = paired(own, {("d", 1): result(0.5)}, MIOU)
     assert (one.mean, one.error, one.pairs) == (pytest.approx(5), None, 1)
+    nothing = {**other, ("d", 0): result(None)}  # none of its pixels is labelled
+    assert paired(own, nothing, MIOU).pairs == paired(nothing, own, MIOU).pairs == 2
     assert paired(own, own, MIOU).mean == 0 and not paired(own, own, MIOU).clear
 
 
@@ -60,6 +62,8 @@ def test_clear_is_what_the_paired_t_test_says(pairs):
     found = paired(
         {("d", i): result(v) for i, v in enumerate(own)}, {("d", i): result(v) for i, v in enumerate(other)}, MIOU
     )
-    p = stats.ttest_rel(own, other).pvalue
+    test = stats.ttest_rel(own, other)
+    p, interval = test.pvalue, test.confidence_interval(0.95)
+    assert found.interval == pytest.approx((100 * interval.low, 100 * interval.high))
     assert abs(p - 0.05) < 1e-9 or found.clear == (p < 0.05)
     assert found.error == pytest.approx(100 * stats.sem(own - other))

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crispseg.data.balance import _Judge, balanced
+from crispseg.data.balance import _Judge, _Moves, balanced
 from crispseg.data.split import blocked_split
 
 
@@ -25,6 +25,26 @@ def test_as_good_as_the_best_of_all_splits() -> None:
         found = balanced({"g0"}, order, amounts, 0.25)
         cost = float(judge.cost(table[[order.index(g) for g in found]].sum(0)))
         assert cost <= least + allowed
+
+
+def test_a_class_that_nobody_drew_changes_nothing() -> None:
+    draws = np.random.default_rng(0)
+    for groups in (7, 30):
+        order = [f"g{i}" for i in range(groups)]
+        table = draws.integers(1, 100, (groups, 3)).tolist()
+        bare = balanced({"g0"}, order, dict(zip(order, table, strict=True)), 0.25)
+        assert balanced({"g0"}, order, dict(zip(order, ([*row, 0] for row in table), strict=True)), 0.25) == bare
+
+
+def test_moves_are_judged_by_what_they_bring_about() -> None:
+    draws = np.random.default_rng(0)
+    table, inside = draws.integers(0, 100, (9, 3)).astype(float), np.arange(9) % 3 == 1
+    moves = _Moves(table, inside, 0)
+    assert len(moves.sums) == 9 + 3 * 6
+    for move, sums in enumerate(moves.sums):
+        after = inside.copy()
+        after[moves.groups(move)] ^= True
+        np.testing.assert_allclose(sums, table[after].sum(0))
 
 
 def test_a_rare_class_goes_to_both_sides_and_groups_stay_together() -> None:

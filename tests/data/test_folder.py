@@ -92,6 +92,16 @@ def test_table_of_a_protocol_may_ignore_classes(tmp_path: Path) -> None:
         open_folder(tmp_path / "mine", protocol=wrong).read_mask(record)
 
 
+def test_hidden_files_are_no_images(tmp_path: Path) -> None:
+    """Such as ._scene.png, which a Mac leaves beside a copied scene.png."""
+    fake_own(tmp_path)
+    before = open_folder(tmp_path)
+    for folder in ("images", "masks"):
+        for path in list((tmp_path / folder).iterdir()):
+            path.with_name(f"._{path.name}").write_bytes(b"\0\5\x16\7")
+    assert open_folder(tmp_path).splits == before.splits
+
+
 def test_split_file_and_split_argument(tmp_path: Path) -> None:
     fake_own(tmp_path)
     names = sorted(path.stem for path in (tmp_path / "images").iterdir())
@@ -126,18 +136,22 @@ def test_accents_of_two_kinds_are_one_name(tmp_path: Path) -> None:
     assert chosen.splits == folder.splits
 
 
-def test_one_image_is_split_into_parts_with_a_gap(tmp_path: Path) -> None:
-    fake_own(tmp_path, images=1, size=(300, 100))
+@pytest.mark.parametrize("size", [(300, 100), (100, 300)])
+def test_one_image_is_split_into_parts_with_a_gap(size: tuple[int, int], tmp_path: Path) -> None:
+    fake_own(tmp_path, images=1, size=size)
     folder = open_folder(tmp_path)
-    whole = read_image(next((tmp_path / "images").iterdir()))
+    whole, labels = (read_image(next((tmp_path / part).iterdir())) for part in ("images", "masks"))
     for split in ("train", "val"):
         for record in folder.records(split):
             window = record.window
             assert window is not None
             image, mask = folder.read_image(record), folder.read_mask(record)
             assert image.shape[:2] == mask.shape == (record.height, record.width)
-            assert np.array_equal(image, whole[window.top : window.top + window.height])
+            rows, columns = (slice(start, start + count) for start, count in zip(window[:2], window[2:], strict=True))
+            assert np.array_equal(image, whole[rows, columns]) and np.array_equal(mask, labels[rows, columns, 0])
     assert len({r.name for s in ("train", "val") for r in folder.records(s)}) >= 2
+    train, val = (sum(r.height * r.width for r in folder.records(split)) for split in ("train", "val"))
+    assert train > 1.5 * val and not folder.splits["test"]
 
 
 def test_the_split_depends_on_names_labels_and_seed(tmp_path: Path) -> None:

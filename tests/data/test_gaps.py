@@ -97,3 +97,24 @@ def test_a_dark_pixel_is_no_collar(tmp_path: Path) -> None:
     assert folder.read_image(record)[20, 20].tolist() == [0, 90, 90]
     measured = folder.read_gapped(record).measured
     assert measured is not None and measured[20, 20].tolist() == [False, True, True]
+    split = next(split for split in ("train", "val") if record in folder.records(split))
+    for mean, shown in (((7.4, 1.0, 2.0), 7), ((300.0, 1.0, 2.0), 255), ((), 0)):  # the cache keeps them apart
+        dataset = SegmentationDataset(folder, split, cache=tmp_path / "cache")
+        dataset.show_means(mean)
+        image = dataset[folder.records(split).index(record)][0]
+        assert image[:, 20, 20].tolist() == [shown, 90, 90]
+
+
+def test_pixels_that_lack_a_band_show_the_others(tmp_path: Path) -> None:
+    """Of real numbers too, though they are not learnt: `crisp predict` shows them so."""
+    root, present = collared(tmp_path, "float32", np.nan, None)
+    name = next(iter(present))
+    pixels = raw(root, name).astype(np.float32)
+    pixels[20, 20] = (np.nan, 90, 80)
+    with rasterio.open(root / "images" / f"{name}.tif", "r+") as file:
+        file.write(np.moveaxis(pixels, -1, 0))
+    dataset = SegmentationDataset(open_folder(root, split=dict.fromkeys(present, "val")), "val")
+    dataset.show_means((7.25, 1.0, 2.0))
+    image, mask, _ = dataset[list(present).index(name)]
+    assert image[:, 20, 20].tolist() == [7.25, 90, 80] and mask[20, 20] == 255
+    assert not image.isnan().any()

@@ -59,6 +59,8 @@ def test_every_index_is_one_sets_window(folder):
         assert set(mask.unique().tolist()) <= {1, 3, 255}
     with pytest.raises(IndexError):
         joined.compact((0, 15))
+    joined.show_means((1.0, 2.0, 3.0))
+    assert first.arrays.mean == other.arrays.mean == (1.0, 2.0, 3.0)
 
 
 def test_statistics_are_those_of_the_pooled_pixels():
@@ -71,4 +73,13 @@ def test_statistics_are_those_of_the_pooled_pixels():
     found = joined_statistics([(of(a), 2.0), (of(b), 1.0)])
     pooled = of(np.concatenate([a, a, b]))
     np.testing.assert_allclose(found.mean, pooled.mean)
-    np.testing.assert_allclose(found.std, pooled.std, rtol=1e-3)
+    np.testing.assert_allclose(found.std, pooled.std, rtol=1e-9)
+
+
+@pytest.mark.parametrize("value", [255.0, 1000.3, 3e4])
+def test_a_band_of_one_value_keeps_its_least_spread(value):
+    """As alpha in every image: with a spread of 0 or NaN the network would be shown no numbers."""
+    one = statistics_of(np.array([[8, 8 * value, 8 * value**2]]))
+    for parts in ([(one, 1.0), (one, 0.3)], [(one, 1.0), (one, 0.25), (one, 0.7)]):
+        found = joined_statistics(parts)
+        assert found.mean == pytest.approx((value,)) and found.std == pytest.approx((1e-6,), rel=1e-3)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from PIL import Image
 
 from crispseg.data import labels
 from crispseg.data.classes import IGNORE, ClassTable
-from crispseg.data.labels import LabelError, encode, histogram
+from crispseg.data.labels import LabelError, encode, histogram, read_labels
 from crispseg.errors import UserError
 
 COLOURS = ((255, 255, 255), (0, 0, 255), (10, 20, 30))
@@ -24,6 +27,31 @@ def test_colours_become_the_class_they_belong_to(choice: np.ndarray) -> None:
     mask, mended = encode(palette[choice], TABLE, "x.png")
     assert mended == 0
     assert mask.tolist() == [[IGNORE if v == 3 else int(v) for v in row] for row in choice]
+
+
+@pytest.mark.parametrize(
+    ("order", "values", "refused"),
+    [
+        ((0, 1, 2), [0, 1, 2], False),
+        ((0, 2, 1), [0, 1, 2], True),
+        ((0, 2, 1), [0, 0, 0], False),  # shown as what it is
+        ((2, 2, 2), [1, 1, 1], False),  # one colour for all: no order
+        ((0, 1), [0, 1, 1], False),
+    ],
+)
+def test_palettes_in_another_order_are_refused_whatever_ignored_ground_is_shown_in(
+    order: tuple[int, ...], values: list[int], refused: bool
+) -> None:
+    stored = Image.fromarray(np.array([[*values, IGNORE]], np.uint8), "P")
+    stored.putpalette([part for i in order for part in COLOURS[i]] + [7] * 3 * (256 - len(order)))
+    file = io.BytesIO()
+    stored.save(file, "png")
+    table = ClassTable(("a", "b", "c"), COLOURS, (0, 1, 2))
+    if refused:
+        with pytest.raises(LabelError, match="value 1 is shown in the colour 10,20,30"):
+            read_labels(file.getvalue(), table, "x.png")
+    else:
+        assert read_labels(file.getvalue(), table, "x.png")[0].tolist() == [[*values, IGNORE]]
 
 
 @settings(max_examples=40, deadline=None)

@@ -18,7 +18,12 @@ from crispseg.data import (
     make_loader,
     open_folder,
 )
+from crispseg.data.arrays import Arrays
+from crispseg.data.folder import Record
+from crispseg.data.gaps import Gapped
+from crispseg.data.labels import Mask
 from crispseg.data.loader import StepSampler, epoch_order
+from crispseg.data.protocol import Labels
 from crispseg.errors import UserError
 from tests.fakedata import fake_own
 
@@ -113,6 +118,7 @@ def test_law_of_the_sampler(length: int, batch: int, steps: int, start: int, see
 def test_order_of_an_epoch() -> None:
     assert sorted(epoch_order(50, 1, 2)) == list(range(50))
     assert epoch_order(50, 1, 2) == epoch_order(50, 1, 2) != epoch_order(50, 1, 3) != epoch_order(50, 2, 3)
+    assert epoch_order(8, 1, 2) == [4, 2, 0, 6, 1, 5, 7, 3]  # also with another numpy, or runs would not be resumed
     with pytest.raises(UserError, match="batches of 4 from 0 samples"):
         StepSampler(0, 4, 1)
 
@@ -156,6 +162,34 @@ def test_kept_mapped_and_decoded_samples_are_equal(folder: Folder, tmp_path: Pat
         for other in (mapped, again, bare):
             assert torch.equal(kept[index][0], other[index][0]) and torch.equal(kept[index][1], other[index][1])
     assert len(list((tmp_path / "cache").iterdir())) == 2 * len(folder.records("train"))
+
+
+def test_as_many_images_are_held_as_the_budget_allows(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[str] = []
+    read_pair = folder.read_pair
+
+    def noting(record: Record, labels: Labels) -> tuple[Gapped, Mask]:
+        decoded.append(record.name)
+        return read_pair(record, labels)
+
+    monkeypatch.setattr(folder, "read_pair", noting)
+    records = folder.records("train")
+    one = records[0].height * records[0].width * (folder.bands + 1)
+    for budget, held in ((0, 0), (one, 1), (2 * one - 1, 1), (2 * one, 2), (9 * one, len(records))):
+        arrays = Arrays(folder, records, "full", budget=budget)
+        arrays.fill()
+        decoded.clear()
+        for position in (*range(len(records)), *range(len(records))):
+            arrays[position]
+        assert decoded == 2 * [record.name for record in records[held:]]
+
+
+def test_a_cache_is_read_through_the_system_and_made_once(folder: Folder, tmp_path: Path) -> None:
+    first, again = (Arrays(folder, folder.records("val"), "full", tmp_path / "cache", 0)[0] for _ in range(2))
+    assert all(isinstance(array, np.memmap) for array in (*first, *again))
+    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").iterdir()}
+    Arrays(folder, folder.records("val"), "full", tmp_path / "cache", 0)[0]
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").iterdir()} == kept
 
 
 def test_a_changed_file_is_not_taken_from_the_cache(tmp_path: Path) -> None:

@@ -42,6 +42,25 @@ def test_parts_of_a_tile_are_never_divided(sizes: dict[str, int]) -> None:
                     assert split[name] == split[other]
 
 
+@pytest.mark.parametrize("share", [0.1, 0.25, 0.6])
+def test_validation_has_its_share_of_the_pixels(share: float) -> None:
+    places = [f"{a}{b}" for a in "abcdef" for b in "klmnop"]
+    split = blocked_split(dict.fromkeys(places, 100), share)
+    assert abs(sum(kind == "val" for kind in split.values()) - share * len(places)) <= 0.5
+
+
+def test_the_split_of_a_folder_is_the_same_in_every_version() -> None:
+    """Another one would score models on images that they were trained on."""
+    names = [f"{letter}x" for letter in "abcdefghijkl"]
+    for seed, expected in ((0, "fkl"), (1, "bdk")):
+        split = blocked_split(dict.fromkeys(names, 1), seed=seed)
+        assert [name for name in names if split[name] == "val"] == [f"{letter}x" for letter in expected]
+    parts = strip_split(5000, 100)
+    assert [part.top for _, part in parts] == [0, 1907, 2532, 3157, 3782]
+    assert [kind for kind, _ in parts] == ["train", "val", "train", "val", "train"]
+    assert sum(kind == "val" for kind, _ in strip_split(20480, 100)) == 4
+
+
 def test_grouping_by_name() -> None:
     assert set(group_names(["tile7_part3", "tile7_part1", "tile8_part1"]).values()) == {"tile7", "tile8"}
     assert set(group_names(["2_10_0_0", "2_11_0_0", "3_10_0_0"]).values()) == {"2", "3"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -32,6 +33,28 @@ def test_pure_and_of_the_right_shape(height: int, width: int, seed: int, epoch: 
     assert torch.equal(first[0], second[0]) and torch.equal(first[1], second[1])
     assert first[0].shape == (3, 32, 32) and first[0].dtype == torch.uint8
     assert first[1].shape == (32, 32) and first[1].dtype == torch.uint8
+
+
+def test_draws_are_the_same_with_every_library() -> None:
+    draws = Draws(1, 2, 3)
+    assert [draws.unit(), draws.unit()] == [0.42222251938319133, 0.7287667556791214]
+    assert (draws.below(10), draws.chance(0.5)) == (4, False)
+
+
+def test_changes_of_light_come_singly_both_ways_and_in_their_ranges() -> None:
+    """Of three bands: brightness, contrast and saturation of half of the samples each, on their own."""
+    how = Augmentation(hue=0, contrast=0.4, saturation=0.3, brightness=0.1)
+    changes = [colour_change(Draws(0, 0, index), how, 200, 3) for index in range(600)]
+    contrast = np.array([matrix[0].sum() for matrix, _ in changes])  # greys stay greys, whatever the saturation
+    saturation = np.array([matrix[0, 0] - matrix[1, 0] for matrix, _ in changes]) / contrast
+    brightness = np.array([offset for _, offset in changes]) / contrast
+    for values, still, reach in ((brightness, 0, 20), (contrast, 1, 0.4), (saturation, 1, 0.3)):
+        moved = values[np.abs(values - still) > 1e-12] - still
+        assert 240 < len(moved) < 360
+        assert -reach <= moved.min() < -0.95 * reach and 0.95 * reach < moved.max() <= reach
+        assert abs(moved.mean()) < 0.15 * reach
+    chosen = [np.abs(values - still) > 1e-12 for values, still in ((brightness, 0), (contrast, 1), (saturation, 1))]
+    assert all(100 < (one & other).sum() < 200 for one, other in itertools.combinations(chosen, 2))
 
 
 def test_seed_epoch_and_index_all_matter() -> None:

@@ -129,7 +129,9 @@ def test_confusions_are_shown_where_they_are_largest(evaluation: Evaluation, pai
     found = large_confusions(evaluation)
     off = sorted((counts[t, p] for t in range(3) for p in range(3) if t != p), reverse=True)
     assert [counts[f.true, f.predicted] for f in found] == off[: len(found)]
+    assert len(found) == sum(count >= 0.005 * counts.sum() for count in off)
     for each in found:
+        assert each.of_all == counts[each.true, each.predicted] / counts.sum()
         assert each.share == counts[each.true, each.predicted] / counts[each.true].sum()
         most = max(((true == each.true) & (shown == each.predicted)).sum() for shown, true in pairs.values())
         window = each.window

@@ -6,6 +6,7 @@ import rasterio
 from rasterio import warp
 from rasterio.crs import CRS
 
+from crispseg.errors import UserError
 from crispseg.geo.areas import ClassAreas
 from crispseg.geo.grid import Grid
 
@@ -118,6 +119,18 @@ def test_far_from_scale_pixels_are_measured_on_the_ground(epsg, lon, lat, pixel,
     np.testing.assert_allclose(area, np.prod(geodesic_size(here)) * 40 * 60, rtol=1e-4)
 
 
+@pytest.mark.parametrize("turn", [0.0, 70.0])
+def test_areas_follow_the_scale_over_the_whole_scene(turn):
+    """Scenes so large that it changes within them, along rows and columns, beside each pixel measured alone."""
+    here = centred(3995, 30.0, 50.0, 20_000.0, 40, 70, turn)
+    areas = np.broadcast_to(here.pixel_areas(5, 30), (30, 70))
+    for row, column in ((5, 0), (5, 69), (34, 0), (34, 69), (20, 35)):
+        place = rasterio.Affine(*here.transform) @ rasterio.Affine.translation(column, row)
+        alone = grid(3995, place, 1, 1).pixel_areas(0, 1).item()
+        np.testing.assert_allclose(areas[row - 5, column], alone, rtol=2e-3)
+    assert areas.max() > 1.1 * areas.min()
+
+
 def test_web_mercator_at_sixty_degrees_by_hand():
     """Along the parallel, the radius a / sqrt(1 - e2 sin2) times cos against the sphere's a."""
     latitude, e2 = np.radians(60), 0.00669437999014
@@ -146,6 +159,33 @@ def test_where_a_survey_measures_its_units_are_the_grounds(epsg):
 def test_places_outside_a_projection_leave_its_units():
     nowhere = grid(32633, rasterio.Affine(1, 0, 9e7, 0, -1, 0))
     assert nowhere.pixel_size() == (1.0, 1.0) and nowhere.pixel_areas(0, 2).item() == 1.0
+
+
+def test_a_sphere_has_the_area_of_a_sphere():
+    moon = CRS.from_proj4("+proj=longlat +R=1737400 +no_defs").to_wkt()
+    total = Grid(90, 180, (2, 0, -180, 0, -2, 90), moon).pixel_areas(0, 90).sum() * 180
+    np.testing.assert_allclose(total, 4 * np.pi * 1737400**2, rtol=1e-9)
+
+
+def test_pixels_are_found_by_their_place():
+    turned = rasterio.Affine.translation(10, 50) @ rasterio.Affine.rotation(30) @ rasterio.Affine.scale(0.3, -0.7)
+    columns, rows = np.array([0, 5.5, -3]), np.array([0, 1, 2.25])
+    there = grid(32633, turned @ rasterio.Affine.shear(10, 0))
+    np.testing.assert_allclose(there.pixel(*there.ground(columns, rows)), (columns, rows), atol=1e-9)
+
+
+def test_resampling_keeps_the_ground():
+    plain = Grid(60, 100, stated=(2.0, 3.0))
+    finer = plain.resampled(0.5)
+    assert (finer.height, finer.width, finer.stated) == (360, 400, (0.5, 0.5))
+    turned = rasterio.Affine(0.5, 0.2, 400_000, 0.3, -0.4, 5_000_000)
+    coarser = grid(32633, turned, 70, 90).resampled(1.0)
+    corners = np.array([0, 1]), np.array([0, 1])
+    there = coarser.ground(corners[0] * coarser.width, corners[1] * coarser.height)
+    np.testing.assert_allclose(there, grid(32633, turned).ground(corners[0] * 90, corners[1] * 70))
+    assert grid(32633, turned, 1, 1).resampled(50.0).width == 1
+    with pytest.raises(UserError, match="has no reference system, so the size of its pixels in metres is unknown"):
+        grid(0, turned).resampled(1.0)
 
 
 def test_without_a_reference_system_areas_are_pixels():

@@ -84,7 +84,7 @@ def test_simplification_straightens_a_staircase_and_keeps_it_shared():
 
 
 def merge_by_brute_force(classes, min_area):
-    """Again and again: the smallest region goes to the neighbour with the longest border."""
+    """Again and again: the smallest region goes to the neighbour with the longest border, the larger, the earlier."""
     classes = classes.astype(int)
     labels = np.zeros(classes.shape, int)
     for k in np.unique(classes[classes != 255]):
@@ -96,7 +96,7 @@ def merge_by_brute_force(classes, min_area):
         small = [label for label, size in sizes.items() if size < min_area]
         if not small:
             break
-        label = min(small, key=lambda k: (sizes[k], first_pixel(labels, k)))
+        label = min(small, key=lambda k: (sizes[k], k))
         border = {}
         for y, x in np.argwhere(labels == label):
             for v, u in ((y - 1, x), (y + 1, x), (y, x - 1), (y, x + 1)):
@@ -105,12 +105,8 @@ def merge_by_brute_force(classes, min_area):
         if not border:
             labels[labels == label] = 0
         else:
-            labels[labels == label] = max(border, key=lambda k: (border[k], sizes[k]))
+            labels[labels == label] = max(border, key=lambda k: (border[k], sizes[k], -k))
     return np.array([[class_of.get(label, 255) for label in row] for row in labels], np.uint8)
-
-
-def first_pixel(labels, label):
-    return int(np.flatnonzero(labels == label)[0])
 
 
 @given(maps(), st.sampled_from([1.0, 2.0, 4.0, 9.0, 1000.0]))
@@ -139,6 +135,16 @@ def test_small_regions_go_to_the_neighbour_with_the_longest_border():
         rows = sieved(lambda cuts=cuts: bands_of(classes, cuts), grid_of(classes), 5.0)
         merged = np.concatenate([row.classes for row in rows])
         np.testing.assert_array_equal(merged, merge_by_brute_force(classes, 5.0))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_merging_is_that_of_brute_force(seed):
+    draws = np.random.default_rng(seed)
+    coarse, fine = (draws.integers(0, 3, (24 // side, 24 // side)).repeat(side, 0).repeat(side, 1) for side in (4, 1))
+    classes = np.where(draws.random((24, 24)) < 0.2, fine, coarse).astype(np.uint8)
+    classes[draws.random((24, 24)) < 0.05] = 255
+    (rows,) = sieved(lambda: bands_of(classes, [0, 24]), grid_of(classes), 9.0)
+    np.testing.assert_array_equal(rows.classes, merge_by_brute_force(classes, 9.0))
 
 
 @given(maps())

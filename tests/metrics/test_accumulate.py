@@ -54,6 +54,17 @@ def test_adding_leaves_the_parts_alone(kind):
     assert all(torch.equal(before[name], one.sums[name]) for name in before)
 
 
+@pytest.mark.parametrize("kind", EMPTY, ids=repr)
+def test_sums_of_many_images_stay_exact(kind):
+    """2^24 and one more is one more: a float32 would not hold it."""
+    total, one = kind.empty(), filled(0, kind)
+    for tensor in total.sums.values():
+        tensor += 2**24
+    total += one
+    for name, tensor in total.sums.items():
+        assert [x - 2**24 for x in tensor.flatten().tolist()] == one.sums[name].flatten().tolist()
+
+
 def test_what_does_not_belong_together_is_not_added():
     with pytest.raises(UserError, match="cannot add"):
         ConfusionMatrix(3) + ConfusionMatrix(4)

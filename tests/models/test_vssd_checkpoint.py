@@ -67,6 +67,15 @@ def test_every_form_loads_every_tensor(form, tmp_path):
     assert bool(fresh) == (form != "segmentation")
 
 
+def test_a_file_need_not_count_the_batches_that_its_norms_saw():
+    """Files from before torch did."""
+    weights = public_weights()
+    old = {name: tensor for name, tensor in weights.items() if not name.endswith("num_batches_tracked")}
+    assert len(old) < len(weights)
+    fresh = set(crispseg.load_vssd_checkpoint(backbone(), old))
+    assert fresh - set(crispseg.load_vssd_checkpoint(backbone(), weights)) == weights.keys() - old.keys()
+
+
 def test_dco_keeps_its_own_gates():
     target = backbone(dco=True, fusion="normalized")
     fresh = crispseg.load_vssd_checkpoint(target, public_weights())

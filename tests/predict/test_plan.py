@@ -57,12 +57,22 @@ def test_finished_pixels_are_each_pixel_once_and_touched_by_no_later_tile(axis):
     assert pixels == list(range(axis.length))
 
 
-def test_weights_fall_smoothly_to_the_edge():
-    weights = make_axis(2000, 512, 128).weights[1]
-    ramp = weights[32:96]
-    assert (np.diff(ramp) >= 0).all()
-    assert np.diff(ramp).max() < 10
-    assert weights[256] == ONE
+@pytest.mark.parametrize(("tile", "overlap"), [(512, 128), (64, 21), (64, 32), (32, 1)])
+def test_weights_are_a_raised_cosine(tile, overlap):
+    """Two tiles that overlap by just so much: half a wave leads from the one to the other, within the trim."""
+    trim = trimmed(overlap)
+    axis = make_axis(2 * tile - overlap - 2 * trim, tile, overlap)
+    assert len(axis.starts) == 2
+    places = np.arange(overlap - 2 * trim) + 0.5
+    ramp = 0.5 - 0.5 * np.cos(np.pi * places / (overlap - 2 * trim))
+    expected = np.r_[np.zeros(trim), ramp, np.ones(tile - overlap)]
+    for seen in (axis.weights[1], axis.weights[0][::-1]):
+        np.testing.assert_allclose(seen[: len(expected)] / ONE, expected, atol=1 / ONE)
+
+
+def test_tiles_overlap_by_a_quarter_unless_told():
+    plan = make_plan(900, 500, 512)
+    assert plan.rows.overlap == plan.cols.overlap == 128
 
 
 def test_a_scene_smaller_than_a_tile_gets_one_small_tile():

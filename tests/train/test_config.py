@@ -70,7 +70,8 @@ def test_words_change_a_config():
         ("optimizer.clip=-1", "optimizer.clip must be at least 0, not -1"),  # which would turn gradients around
         ("optimizer.lookahead=-1", "optimizer.lookahead must be at least 0, not -1"),
         ("optimizer.lookahead_alpha=2", "optimizer.lookahead_alpha must be from 0 to 1, not 2"),
-        ("optimizer.betas=[1.5,0.9]", r"optimizer.betas\[0\] must be at least 0 and below 1, not 1.5"),
+        ("optimizer.betas=[1.0,0.9]", r"optimizer.betas\[0\] must be at least 0 and below 1, not 1"),
+        ("optimizer.betas=[0.9,-0.1]", r"optimizer.betas\[1\] must be at least 0 and below 1, not -0.1"),
         ("schedule.warmup=-1", "schedule.warmup must be at least 0, not -1"),
         ("schedule.power=-1", "schedule.power must be at least 0, not -1"),
         ("schedule.min_lr=-1", "schedule.min_lr must be at least 0, not -1"),
@@ -105,6 +106,7 @@ def test_cycles_that_never_reach_the_end_are_refused():
     with pytest.raises(UserError, match=r"schedule.cycle_factor must be more than 0, not 0.0"):
         train_config(None, [*words, "schedule.cycle_factor=0"])
     assert train_config(None, [*words, "schedule.cycle_factor=0.9"]).schedule.cycle_factor == 0.9  # 2 of all steps
+    assert train_config(None, ["schedule.decay=restarts", "schedule.first_cycle=1"]).schedule.first_cycle == 1
 
 
 def test_steps_and_epochs_exclude_each_other():

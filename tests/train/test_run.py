@@ -433,3 +433,24 @@ def test_settings_without_effect_are_told(folder, tmp_path, capsys):
     values["model"]["options"] = {**tiny.OPTIONS, "dco": False}
     loop.train(config_from(values), quiet=True)
     assert "warning: without effect on this network: optimizer.gate_factor (no gates)" in capsys.readouterr().err
+
+
+def test_a_runs_score_is_that_of_evaluation_beside_gaps_too(folder, tmp_path):
+    """Images whose file says that 0 is no data: a collar, and single bands that hold it by chance."""
+    rasterio = pytest.importorskip("rasterio")
+    data = shutil.copytree(folder, tmp_path / "data")
+    draws = np.random.default_rng(0)
+    for path in sorted((data / "images").iterdir()):
+        pixels = np.asarray(Image.open(path)).copy()
+        pixels[:9] = 0
+        pixels[draws.random(pixels.shape) < 0.2] = 0
+        facts = {"driver": "GTiff", "height": 40, "width": 40, "count": 3, "dtype": "uint8", "nodata": 0}
+        with pytest.warns(), rasterio.open(path.with_suffix(".tif"), "w", **facts) as file:
+            file.write(np.moveaxis(pixels, 2, 0))
+        path.unlink()
+    out = tmp_path / "run"
+    loop.train(config_from(tiny.settings(data, out)), quiet=True)
+    model = crispseg.load(out)
+    found = crispseg.evaluate(model, data, split="val", precision="float32")
+    assert found.scores.miou == pytest.approx(model.info.scores["mIoU"], abs=1e-3)
+    assert model.info.temperature == load_checkpoint(out / "best.pt")["best"]["temperature"] != 1

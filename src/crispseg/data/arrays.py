@@ -13,15 +13,15 @@ from pathlib import Path
 import numpy as np
 
 from crispseg.data.folder import Folder, Record
+from crispseg.data.gaps import as_shown
 from crispseg.data.images import Array
 from crispseg.data.labels import Mask
 from crispseg.data.protocol import Labels
 from crispseg.errors import UserError
 from crispseg.files import replacing
-from crispseg.nodata import mirrored
 from crispseg.reading import DAMAGE
 
-_RULES = 3  # by which pixels and labels are made of the files; what was kept by others is made anew
+_RULES = 4  # by which pixels and labels are made of the files; what was kept by others is made anew
 BUDGET = 6 << 30  # bytes
 
 
@@ -36,6 +36,7 @@ class Arrays:
         cache: str | Path | None = None,
         budget: int = BUDGET,
     ) -> None:
+        self.mean: tuple[float, ...] = ()  # shown where single bands have no data; to be set before images are read
         self._folder, self._records, self._labels = folder, records, labels
         self._cache = Path(cache) if cache is not None else None
         self._budget = budget
@@ -84,16 +85,15 @@ class Arrays:
         return kept[0], kept[1]
 
     def _decode(self, record: Record) -> tuple[Array, Mask]:
-        (image, _, unlearnt), mask = self._folder.read_pair(record, self._labels)
-        if unlearnt is not None:
-            image = np.moveaxis(mirrored(np.moveaxis(image, 2, 0), ~unlearnt), 0, 2)
+        gapped, mask = self._folder.read_pair(record, self._labels)
+        image = as_shown(gapped, self.mean)
         return np.nan_to_num(image) if image.dtype.kind == "f" else image, mask
 
     def _stamp(self, record: Record) -> str:
         """Changes with the files and with the meaning of the labels; the record's name tells the part taken."""
         files = [record.image, *([record.masks[self._labels]] if self._labels in record.masks else [])]
         facts = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-        key = repr((_RULES, facts, self._labels, self._folder.protocol.hash, self._folder.table))
+        key = repr((_RULES, facts, self._labels, self._folder.protocol.hash, self._folder.table, self.mean))
         return hashlib.sha256(key.encode()).hexdigest()[:16]
 
 

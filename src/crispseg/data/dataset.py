@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -95,6 +96,10 @@ class SegmentationDataset(Dataset[Sample]):
         image, mask = self.arrays[which]
         pixels, labels = augment(image, mask, draws, self.augmentation, self._fill, self._range)
         return pixels, labels, self.records[which].name
+
+    def show_means(self, mean: Sequence[float]) -> None:
+        """Show each band's mean, of a model's card, where single bands have no data: `crisp predict` does."""
+        self.arrays.mean = tuple(mean)
 
     def preload(self) -> None:
         """Decode what fits the budget now; done by `make_loader` before it starts workers."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from crispseg.data.images import Array
-from crispseg.nodata import is_data
+from crispseg.nodata import is_data, mirrored
 
 
 class Gapped(NamedTuple):
@@ -32,3 +33,19 @@ def find_gaps(image: Array, nodata: float | None) -> Gapped:
         return Gapped(image, None, None)
     unlearnt: NDArray[np.bool_] = (np.logical_or if real else np.logical_and).reduce(missing, axis=-1)
     return Gapped(np.where(missing, image.dtype.type(np.nan if real else 0), image), ~missing, unlearnt)
+
+
+def as_shown(gapped: Gapped, mean: Sequence[float]) -> Array:
+    """(H, W, bands) as `crisp predict` shows it to a network: each band's `mean` where single bands have no data, and
+    mirrored where all lack it. Without a mean, whole numbers are 0 there, and pixels of real ones mirrored."""
+    image, measured, unlearnt = gapped
+    if measured is None or unlearnt is None:
+        return image
+    present: NDArray[np.bool_] = np.logical_or.reduce(measured, axis=-1) if mean else ~unlearnt
+    if mean:
+        usual = np.array(mean, np.float64)
+        if image.dtype.kind in "iu":
+            limits = np.iinfo(image.dtype)
+            usual = usual.round().clip(limits.min, limits.max)
+        image = np.where(measured | ~present[..., None], image, usual.astype(image.dtype))
+    return np.moveaxis(mirrored(np.moveaxis(image, 2, 0), present), 0, 2)

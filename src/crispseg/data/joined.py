@@ -95,6 +95,10 @@ class JoinedSet(SegmentationDataset):
             index -= count
         raise IndexError(key)
 
+    def show_means(self, mean: Sequence[float]) -> None:
+        for one in (self.first, *(companion.data for companion in self.companions)):
+            one.show_means(mean)
+
     def preload(self) -> None:
         for one in (self.first, *(companion.data for companion in self.companions)):
             one.preload()
@@ -105,5 +109,5 @@ def joined_statistics(parts: Sequence[tuple[Statistics, float]]) -> Statistics:
     shares = np.array([share for _, share in parts])[:, None] / sum(share for _, share in parts)
     means, stds = (np.array([getattr(s, kind) for s, _ in parts]) for kind in ("mean", "std"))
     mean = (shares * means).sum(0)
-    std = np.sqrt((shares * (stds**2 + means**2)).sum(0) - mean**2)
+    std = np.sqrt((shares * (stds**2 + (means - mean) ** 2)).sum(0))  # never below the smallest of theirs
     return Statistics(tuple(mean.tolist()), tuple(std.tolist()))

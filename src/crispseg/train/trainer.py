@@ -97,6 +97,8 @@ class Trainer:
 
     def begin(self, out: Path, silent: bool = False) -> None:
         self.out, self.started = out, time.monotonic()
+        for data in (self.training, self.validation, self.scoring):
+            data.show_means(self.stepper.model.info.mean)
         self.progress = Progress(self.steps, self.done, silent=silent or not self.processes.first)
         self.log = MetricsLog(out, self.done, self._begin_trackers()) if self.processes.first else None
         self.meter = Meter(self.processes, self.log, self.progress, self.batch_size)

@@ -12,11 +12,16 @@ from PIL import Image
 from rasterio.warp import transform
 
 from crispseg.cli import main as cli
-from crispseg.data import open_folder
+from crispseg.data import SegmentationDataset, open_folder
 from crispseg.data.colours import EXPECTED
+from crispseg.data.manifest import read_manifest
 from crispseg.errors import UserError
+from crispseg.geo.labels.burn import Burner
+from crispseg.geo.labels.layers import Shapes
 from crispseg.geo.labels.vector import VectorChoice, prepare_vector
+from crispseg.geo.reader import RasterSource
 from crispseg.geo.style import Style, add_style_to_geopackage
+from crispseg.raster.source import Window, read_reflected
 from tests.geo.rasters import UTM, random_pixels, read_raster, write_raster
 
 HEIGHT, WIDTH = 130, 170
@@ -192,6 +197,14 @@ def test_overlap_is_an_error_by_default_and_leaves_nothing(ortho, tmp_path):
     prepare(ortho, same, tmp_path / "data")  # one class over itself is no contradiction
 
 
+def test_of_polygons_of_one_rank_the_last_lies_on_top():
+    """Of many, too: sorting must not mix them."""
+    boxes = np.array([shapely.box(0, 0, 9, 9)] * 400, object)
+    values, ranks = np.arange(400) // 2 % 3, np.arange(400) % 2.0
+    burnt = Burner(Shapes(boxes, np.arange(400), values, ranks), {0: 0, 1: 1, 2: 2}, "height").burn(Window(0, 0, 9, 9))
+    assert (burnt == values[399]).all()
+
+
 def test_area_of_interest_background_and_gaps_of_the_image(tmp_path):
     pixels = random_pixels(3, HEIGHT, WIDTH)
     pixels[:, :15] = 0
@@ -208,6 +221,29 @@ def test_area_of_interest_background_and_gaps_of_the_image(tmp_path):
     sums = np.array(manifest["images"][0]["sums"])
     np.testing.assert_array_equal(sums[:, 0], WIDTH * (HEIGHT - 15))  # what has no data counts for no mean
     np.testing.assert_array_equal(sums[:, 1], pixels.sum(axis=(1, 2)))
+
+
+@pytest.mark.parametrize(("dtype", "filler"), [("uint8", 0), ("int16", -9999), ("uint16", 65535), ("float32", -9999)])
+def test_gaps_stay_gaps_in_all_bands_and_in_one(dtype, filler, tmp_path):
+    """Training on the chips is shown what `crisp predict` shows of the scene, and means know nothing of fillers."""
+    pixels = random_pixels(3, HEIGHT, WIDTH).astype(dtype)
+    pixels[:, :15] = filler
+    pixels[1, 40:60, 30:50] = filler
+    image = write_raster(tmp_path / "ortho.tif", pixels, nodata=filler, **UTM)
+    labels = draw(tmp_path / "labels.gpkg", SHAPES, CLASSES)
+    prepare(image, labels, tmp_path / "data", chip=0, background="other")
+    folder = open_folder(tmp_path / "data", split={"ortho": "train"})
+    known = [band[band != filler].astype(float) for band in pixels]
+    np.testing.assert_allclose(folder.statistics().mean, [band.mean() for band in known])
+    np.testing.assert_allclose(folder.statistics().std, [band.std() for band in known])
+    dataset = SegmentationDataset(folder, "train")
+    dataset.show_means((1.0, 2.0, 3.0))
+    shown, mask, _ = dataset[0]
+    scene = RasterSource(image, (1, 2, 3), (1.0, 2.0, 3.0))
+    np.testing.assert_array_equal(shown, read_reflected(scene, Window(0, 0, HEIGHT, WIDTH)).values)
+    assert (mask[:15] == 255).all() and (mask[40:60, 30:50] == 255).all() == (dtype == "float32")
+    histogram = read_manifest(tmp_path / "data")["images"][0]["labels"]["full"]["histogram"]
+    assert histogram == folder.class_counts(folder.records("train")[0])
 
 
 def test_sixteen_bits_bands_alpha_and_several_images(tmp_path):

@@ -19,7 +19,7 @@ from crispseg.geo.labels.images import Ortho
 from crispseg.geo.labels.layers import Shapes
 from crispseg.geo.labels.picture import SHOWN, Drawn
 from crispseg.geo.writer import explaining_failure
-from crispseg.raster.source import Pixels, Window
+from crispseg.raster.source import Window
 
 STRIP = 512  # rows read, burnt and written at a time
 _BLOCK = 256
@@ -58,18 +58,23 @@ def write_chip(folder: Path, ortho: Ortho, labels: Labels, window: Window, name:
     with contextlib.ExitStack() as open_files:
         files = [
             open_files.enter_context(_create(path, ortho, window, count, dtype, nodata))
-            for path, count, dtype, nodata in ((paths[0], bands, ortho.dtype, None), (paths[1], 1, "uint8", IGNORE))
+            for path, count, dtype, nodata in (
+                (paths[0], bands, ortho.dtype, ortho.nodata),
+                (paths[1], 1, "uint8", IGNORE),
+            )
         ]
         for top in range(0, window.height, STRIP):
             part = Window(window.top + top, window.left, min(STRIP, window.height - top), window.width)
             pixels, mask = ortho.source.read(part), _mask(labels, part)
-            mask[~pixels.present] = IGNORE
-            values = _as_stored(pixels, ortho.dtype)
+            values = pixels.values.astype(ortho.dtype)  # exact: the source only widens small whole numbers
+            mask[~pixels.present | np.isnan(values).any(0)] = IGNORE
             where = ((top, top + part.height), (0, part.width))
             with explaining_failure(paths[0]):
                 files[0].write(values, window=where)
                 files[1].write(mask, 1, window=where)
-            chip.sums += np.array(band_sums(_with_data(values, pixels)))
+            measured = pixels.present if ortho.nodata is None else pixels.present & (values != ortho.nodata)
+            measured = np.broadcast_to(measured, values.shape)
+            chip.sums += np.array(band_sums(np.moveaxis(values, 0, -1), np.moveaxis(measured, 0, -1)))
             chip.histogram += np.bincount(mask.ravel(), minlength=256)[:classes]
             pictures.add(top, values, mask)
     if not chip.labelled:
@@ -85,18 +90,6 @@ def _mask(labels: Labels, window: Window) -> NDArray[np.uint8]:
     if labels.interest is not None:
         mask[~area_of_interest(labels.interest, window)] = IGNORE
     return mask
-
-
-def _as_stored(pixels: Pixels, dtype: str) -> NDArray[Any]:
-    values = pixels.values.astype(dtype)  # exact: the source only widens small whole numbers
-    if values.dtype.kind == "f":
-        values[:, ~pixels.present] = np.nan
-    return values
-
-
-def _with_data(values: NDArray[Any], pixels: Pixels) -> NDArray[Any]:
-    """(1, pixels, bands) of what has data, for means that no nodata value shifts."""
-    return np.moveaxis(values[:, pixels.present], 0, -1)[None]
 
 
 @contextlib.contextmanager

@@ -9,6 +9,8 @@ import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from crispseg.errors import UserError
 from crispseg.geo.bands import band_names, band_number
 from crispseg.geo.grid import Grid
@@ -27,6 +29,7 @@ class Ortho:
     name: str
     source: RasterSource
     band_names: tuple[str, ...]
+    nodata: int | None = None  # what its file calls no data, where that is a whole number of its type
 
     @property
     def grid(self) -> Grid:
@@ -61,13 +64,26 @@ def open_orthos(paths: Sequence[str], bands: Sequence[str] = ()) -> list[Ortho]:
 def _open(path: str, wanted: Sequence[str]) -> Ortho:
     with open_raster(path) as dataset:
         colours = palette(dataset) is not None
-        names = band_names(dataset, colours)
+        names, fillers = band_names(dataset, colours), dataset.nodatavals
     plain = [k for k, name in enumerate(names, 1) if name != "alpha"]
     bands = tuple(band_number(path, names, word) for word in wanted) or tuple(plain)
     source = RasterSource(path, bands, (0.0,) * len(bands), expand_palette=colours)
+    nodata = None if colours else _whole_filler({fillers[band - 1] for band in bands}, source.dtype)
     told = tuple(names[band - 1] for band in bands)
     useful = len(set(told)) == len(told) and not set(told) & {"gray", "grey", "undefined", "palette"}
-    return Ortho(path, Path(path).stem, source, told if useful else tuple(f"band {band}" for band in bands))
+    ortho = Ortho(path, Path(path).stem, source, told if useful else tuple(f"band {band}" for band in bands), nodata)
+    gap = math.nan if ortho.dtype == "float32" else nodata or 0
+    source.fill = (gap,) * len(bands)  # so that gaps are stored as gaps, those of single bands too
+    return ortho
+
+
+def _whole_filler(fillers: set[float | None], dtype: str) -> int | None:
+    """The number that stands for no data in all bands, if whole numbers of this type can be it."""
+    number = next(iter(fillers)) if len(fillers) == 1 else None
+    if number is None or not number.is_integer() or dtype not in _KEPT_TYPES or dtype == "float32":
+        return None
+    limits = np.iinfo(dtype)
+    return int(number) if limits.min <= number <= limits.max else None
 
 
 def common_resolution(orthos: Sequence[Ortho]) -> tuple[float | None, list[str]]:

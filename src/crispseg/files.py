@@ -88,6 +88,16 @@ def explaining(target: str | os.PathLike[str]) -> Iterator[None]:
         raise
 
 
+def check_folder(folder: str | os.PathLike[str]) -> None:
+    """Refuse before the work a folder that cannot be made, or not written to; nothing is made yet."""
+    with explaining(folder):
+        standing = next(path for path in (Path(folder), *Path(folder).absolute().parents) if path.exists())
+        if not standing.is_dir():
+            raise UserError(f"cannot write to the folder {folder}: {standing} is a file, not a folder")
+        if not os.access(standing, os.W_OK | os.X_OK):
+            raise UserError(f"may not write to the folder {folder}; choose another place")
+
+
 def no_space(target: str | os.PathLike[str]) -> UserError:
     return UserError(f"no space left to write {target}; free some and run again")
 

@@ -71,6 +71,15 @@ def refuse_special(path: str | os.PathLike[str]) -> None:
         raise UserError(f"{os.fspath(path)} is a pipe or device, not a file")
 
 
+def plainly(path: str | os.PathLike[str]) -> str:
+    """Why no parser can read what lies there, where that is plain; they say that they do not recognise the format."""
+    if os.path.isdir(path):
+        return "it is a folder"
+    if os.path.isfile(path) and not os.path.getsize(path):
+        return "it is empty (0 bytes); copy or download it again"
+    return ""
+
+
 def read_text(path: str | os.PathLike[str], limit: int, what: str = "file") -> str:
     """The UTF-8 text of a file of at most `limit` bytes; a byte-order mark is dropped."""
     size = require_file(path, what).st_size

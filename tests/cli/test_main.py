@@ -55,6 +55,31 @@ def test_mistakes_are_one_line_and_status_one(capsys):
         assert len(captured.err.strip().splitlines()) == 1
 
 
+def test_a_wrong_path_is_called_what_it_is(tmp_path, monkeypatch, capsys):
+    """A list of sixty configs, or which GDAL drivers do not know the format, helps nobody who mistyped a path."""
+    monkeypatch.chdir(tmp_path)
+    Path("empty").mkdir()
+    Path("empty.tif").touch()
+    Path("empty.gpkg").touch()
+    Path("text.txt").write_text("hello")
+    raster = "cannot be read as a raster: it is"
+    for words, said in (
+        ("train nowhere", "no folder nowhere, nor a config of that name; `crisp configs` lists them"),
+        ("train text.txt", "text.txt is a file, neither a data folder nor a config (.yaml, .yml)"),
+        ("pretrain nowhere", "no folder nowhere, nor a config of that name; `crisp configs` lists them"),
+        ("ablate dco --data empty schedule.steps=2", "--data schedule.steps=2: that is a key, and no data set; "),
+        ("ablate dco --data empty", "empty has no folder images/; own data needs images/ and masks/"),
+        ("eval crisp_nano_aerial text.txt", "text.txt is a file, not a data folder"),
+        ("vectorize empty -o a.gpkg", f"empty {raster} a folder"),
+        ("vectorize empty.tif -o a.gpkg", f"empty.tif {raster} empty (0 bytes); copy or download it again"),
+        ("prepare vector --image a.tif --labels empty.gpkg --field a -o b", "as polygons: it is empty (0 bytes)"),
+        ("bench crisp_nano -o text.txt/a", "cannot write to the folder text.txt/a: "),
+    ):
+        assert main(words.split()) == 1, words
+        told = capsys.readouterr().err.splitlines()
+        assert said in told[-1] and len(told) <= 2, words
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_has_help(verb, capsys):
     with pytest.raises(SystemExit) as stop:

@@ -13,7 +13,7 @@ from crispseg import config as configs
 from crispseg.ablate.identity import describe, fingerprint
 from crispseg.ablate.start import Start, starting_from, table_start
 from crispseg.ablate.table import Table, row_values
-from crispseg.configs import find_config, find_config_or_folder
+from crispseg.configs import SUFFIXES, find_config, find_config_or_folder
 from crispseg.data.bands import true_bands
 from crispseg.data.folder import scored_split
 from crispseg.data.manifest import MANIFEST
@@ -191,6 +191,8 @@ def read_data_sets(words: Sequence[str]) -> list[DataSet]:
 
 def _read_data_set(word: str) -> DataSet:
     first, _, folder = word.partition("=")
+    if folder and "." in first and not first.endswith(SUFFIXES):
+        raise UserError(f"--data {word}: that is a key, and no data set; key=value words go before --data")
     try:
         path = find_config(first) if folder else find_config_or_folder(word)
     except UserError as error:

@@ -120,9 +120,13 @@ class Runner:
             signal.signal(signal.SIGTERM, before)
 
     def _check_data(self, runs: Sequence[Run], beside: Sequence[Run] = ()) -> None:
-        """Refuse to set new runs beside finished ones that learnt from other pixels or labels."""
-        if all(self.store.find(run) is not None for run in runs):
+        """Refuse data that cannot be opened, and to set new runs beside finished ones that learnt from other pixels or
+        labels."""
+        left = {repr(run.config.data): run for run in runs if self.store.find(run) is None}
+        if not left:
             return
+        for run in left.values():
+            open_data(run.config)  # or each of its runs would fail in a process of its own
         now: dict[str, str] = {}
         for run in (*runs, *beside):
             key = repr(run.config.data)

@@ -70,11 +70,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_place(args: argparse.Namespace) -> None:
-    """Before anything is measured: results that are there already stay."""
+    """Before anything is measured: the folder can be written to, and results that are there already stay."""
+    from crispseg.files import check_folder
     from crispseg.outputs import check_existing
 
     action, _ = _split(args.words)
     name = "bench" if action == "models" else action
+    check_folder(args.out)
     check_existing((Path(args.out) / f"{name}.{ending}" for ending in ("json", "md", "png")), args.existing)
 
 

@@ -43,8 +43,12 @@ def find_config_or_folder(word: str) -> Path:
     """A config, by its name or path, or else a data folder; a word that could be either is refused."""
     folder = Path(word)
     if not folder.is_dir():
-        if "/" in word and word not in _short(names("config")) and not word.endswith(SUFFIXES):
-            raise UserError(f"no folder {word}, nor a config of that name; `crisp configs` lists them")
+        known = _short(names("config"))
+        if word not in known and not word.endswith(SUFFIXES):
+            if folder.exists():
+                raise UserError(f"{word} is a file, neither a data folder nor a config ({', '.join(SUFFIXES)})")
+            if "/" in word or not nearest(word, known):
+                raise UserError(f"no folder {word}, nor a config of that name; `crisp configs` lists them")
         return find_config(word)
     if word in _short(names("config")):
         raise UserError(f"{word} is a folder here and the name of a config; for the folder write ./{word}")

@@ -269,7 +269,7 @@ class Pairs:
 def find_pairs(root: Path) -> Pairs:
     """The image and mask files of a folder by name (without suffix)."""
     if not root.is_dir():
-        raise UserError(f"there is no data folder {root}")
+        raise UserError(f"{root} is a file, not a data folder" if root.is_file() else f"there is no data folder {root}")
     if not (root / "images").is_dir():
         raise UserError(
             f"{root} has no folder images/; own data needs images/ and masks/, and the archives of potsdam, "

@@ -21,7 +21,7 @@ from crispseg.geo.store import check_readable, exists, gdal_name, is_remote
 from crispseg.geo.vrt import vrt_files
 from crispseg.raster.source import Pixels, Window, fill_gaps
 from crispseg.raster.values import some_windows
-from crispseg.reading import refuse_special
+from crispseg.reading import plainly, refuse_special
 
 _LARGEST_CACHE = 768 * 2**20
 _SHADES = 0.1  # the share of half-transparent pixels from which on alpha is not alpha
@@ -161,7 +161,9 @@ def open_raster(path: str, drivers: tuple[str, ...] = ()) -> Any:
             if not exists(path):
                 raise UserError(f"there is no {path}") from error
             check_readable(path)
-        raise UserError(f"{path} cannot be read as a raster: {_one_line(error)}") from error
+        raise UserError(
+            f"{path} cannot be read as a raster: {(not drivers and plainly(path)) or _one_line(error)}"
+        ) from error
     _check_neighbours(dataset, path)
     if not dataset.count:
         inside = ", ".join(dataset.subdatasets[:3])

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from crispseg.errors import UserError, nearest
 from crispseg.geo.grid import Grid
-from crispseg.reading import require_file
+from crispseg.reading import plainly, require_file
 
 _POLYGONS = (3, 6)  # shapely's numbers of Polygon and MultiPolygon
 _DENSIFY_PIXELS = 64  # between points of a side, before it goes to another reference system, where it is a curve
@@ -236,7 +236,10 @@ def explaining_polygons(path: str) -> Iterator[None]:
     try:
         yield
     except told as error:
-        raise UserError(f"{path} cannot be read as polygons: {' '.join(str(error).split())}") from error
+        said = " ".join(str(error).split()).partition("; It might help")[0].rstrip(".")  # of drivers we do not take
+        raise UserError(
+            f"{path} cannot be read as polygons: {(not os.path.isdir(path) and plainly(path)) or said}"
+        ) from error
 
 
 def check_vector_file(path: str) -> None:

@@ -24,6 +24,7 @@ from crispseg.ops.common.dependent_launch import after_the_kernel_before, launch
 from crispseg.ops.common.hardware import multiprocessors
 from crispseg.ops.common.tuples import with_one_more
 from crispseg.ops.maps.depthwise_kernels import (
+    Depthwise,
     DepthwiseTiles,
     aligned_strides,
     channel_block,
@@ -255,21 +256,17 @@ def _add_strips(
 def backward(
     gradient: Tensor,
     x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    residual: bool,
-    activation: str,
-    stride: int,
+    asked: Depthwise,
     tiles: DepthwiseTiles | None = None,
     out: Tensor | None = None,
 ) -> list[Tensor]:
     """Gradients for x, weight and bias if there is one, each in its own dtype; `gradient` is that of `forward`'s
     result. That for x is written to `out` if given, which may be a view into a wider map."""
-    x, weight, gradient = pixels_contiguous(x), channels_side_by_side(weight), gradient.contiguous()
-    g = gradient
-    if activation != "none":
+    x, weight, gradient = pixels_contiguous(x), channels_side_by_side(asked.weight), gradient.contiguous()
+    g, activated, stride = gradient, asked.activation != "none", asked.stride
+    if activated:
         g = torch.empty_like(gradient)
-        convolve(x, weight, bias, gradient, g, False, activation, stride, None)
+        convolve(x, asked._replace(weight=weight, residual=False), g, None, gradient)
     batch, out_height, out_width, channels = g.shape
     together = 4 if stride == 1 else 1  # columns of a thread
     tiles = tiles or _gradient_tiles(g, together)
@@ -282,16 +279,16 @@ def backward(
     _gradients_kernel[grid](
         g, x, weight, dx, parts, x.shape[1], x.shape[2], out_height, out_width, image, row, dx_image, dx_row,
         weight.stride(0), weight.stride(3), C=channels, PIXEL=x.stride(2), ALIGN=align, DX_PIXEL=dx.stride(2),
-        DX_ALIGN=dx_align, STRIDE=stride, RESIDUAL=residual and activation == "none", PIXELS=together,
+        DX_ALIGN=dx_align, STRIDE=stride, RESIDUAL=asked.residual and not activated, PIXELS=together,
         WIDTH=tiles.width // together, CHANNELS=tiles.channels, ROWS=tiles.rows,
         EXACT=channels % tiles.channels == 0, num_warps=tiles.warps, **launch_options(x.device),
     )  # fmt: skip
     dw = torch.empty(weight.shape, dtype=weight.dtype, device=x.device)
-    db = None if bias is None else torch.empty_like(bias)
+    db = None if asked.bias is None else torch.empty_like(asked.bias)
     _add_strips[(triton.cdiv(channels, 16), _PARTS)](
         parts, dw, db, strips, channels, STRIPS=128, CHANNELS=16, num_warps=4, **launch_options(x.device)
     )
-    dx = dx.add_(gradient) if residual and activation != "none" else dx
+    dx = dx.add_(gradient) if asked.residual and activated else dx
     return [dx, dw] if db is None else [dx, dw, db]
 
 

@@ -10,7 +10,7 @@ Sums are kept in float32.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
@@ -33,6 +33,16 @@ class DepthwiseTiles(NamedTuple):
     channels: int
     rows: int
     warps: int = 4
+
+
+class Depthwise(NamedTuple):
+    """A convolution as it is asked for, see `depthwise.depthwise3x3`."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+    residual: bool = False
+    activation: str = "none"
+    stride: int = 1
 
 
 @triton.jit
@@ -204,19 +214,11 @@ def _convolve_kernel(
         raw = next_raw
 
 
-def forward(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    residual: bool,
-    activation: str,
-    stride: int,
-    tiles: DepthwiseTiles | None = None,
-) -> Tensor:
+def forward(x: Tensor, asked: Depthwise, tiles: DepthwiseTiles | None = None) -> Tensor:
     """act(conv(x) + bias) (+ x): (B, H, W, C) -> (B, H', W', C)."""
     x = pixels_contiguous(x)
-    out = _halved(x, weight, bias, residual, activation, stride)
-    convolve(x, weight, bias, None, out, residual, activation, stride, tiles)
+    out = _halved(x, *asked)
+    convolve(x, asked, out, tiles)
     return out
 
 
@@ -230,31 +232,27 @@ def forward_norm(
         channels = triton.next_power_of_2(x.shape[-1])
         width = 4 if channels == 256 else max(1, 512 // channels)
         tiles = _with_rows(out, width, channels, (8, 4, 2, 1) if channels > 128 else (4, 2, 1))
-    convolve(x, weight, bias, None, out, True, "none", 1, tiles, (normed, *norm))
+    convolve(x, Depthwise(weight, bias, residual=True), out, tiles, norm=(normed, *norm))
     return out, normed
 
 
 def convolve(
     x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    gradient: Tensor | None,
+    asked: Depthwise,
     out: Tensor,
-    residual: bool,
-    activation: str,
-    stride: int,
     tiles: DepthwiseTiles | None,
+    gradient: Tensor | None = None,
     norm: tuple[Tensor | None, Tensor | None, Tensor | None, float] = (None, None, None, 0.0),
 ) -> None:
-    channels, weight = x.shape[-1], channels_side_by_side(weight)
+    channels, weight = x.shape[-1], channels_side_by_side(asked.weight)
     if tiles is None:
         block = channel_block(channels)
         tiles = _with_rows(out, 512 // block, block, (8, 4, 2, 1) if gradient is None else (16, 8, 4, 2, 1))
     (image, row, _), align = aligned_strides(x)
     _convolve_kernel[grid_of(out, tiles)](
-        x, weight, bias, gradient, out, *norm, x.shape[1], x.shape[2], out.shape[1], out.shape[2], channels, image,
-        row, weight.stride(0), weight.stride(3), PIXEL=x.stride(2), STRIDE=stride, ACTIVATION=activation,
-        RESIDUAL=residual, ALIGN=align, WIDTH=tiles.width, CHANNELS=tiles.channels, ROWS=tiles.rows,
+        x, weight, asked.bias, gradient, out, *norm, *x.shape[1:3], *out.shape[1:3], channels, image, row,
+        weight.stride(0), weight.stride(3), PIXEL=x.stride(2), STRIDE=asked.stride, ACTIVATION=asked.activation,
+        RESIDUAL=asked.residual, ALIGN=align, WIDTH=tiles.width, CHANNELS=tiles.channels, ROWS=tiles.rows,
         SPREAD=tiles.width * tiles.channels <= _HELD * 32 * tiles.warps,
         EXACT=channels % tiles.channels == 0, num_warps=tiles.warps, **launch_options(x.device),
     )  # fmt: skip
@@ -303,26 +301,20 @@ def aligned_strides(x: Tensor) -> tuple[tuple[int, ...], int]:
 
 
 @depthwise.depthwise3x3.kernel
-def depthwise3x3(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    residual: bool = False,
-    activation: str = "none",
-    stride: int = 1,
-) -> Tensor:
-    depthwise.check(activation, stride, residual)
-    return _forward(x, weight, bias, residual, activation, stride)
+def depthwise3x3(x: Tensor, *given: Any, **options: Any) -> Tensor:
+    asked = Depthwise(*given, **options)
+    depthwise.check(asked.activation, asked.stride, asked.residual)
+    return _forward(x, *asked)
 
 
-def _halved(x: Tensor, weight: Tensor, bias: Tensor | None, residual: bool, activation: str, stride: int) -> Tensor:
-    batch, height, width, channels = x.shape
+def _halved(x: Tensor, *asked: Any) -> Tensor:
+    (batch, height, width, channels), stride = x.shape, Depthwise(*asked).stride
     return x.new_empty(batch, triton.cdiv(height, stride), triton.cdiv(width, stride), channels)
 
 
 @custom_op("depthwise3x3", like=_halved)
 def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, residual: bool, activation: str, stride: int) -> Tensor:
-    return forward(x, weight, bias, residual, activation, stride)
+    return forward(x, Depthwise(weight, bias, residual, activation, stride))
 
 
 @custom_op("depthwise3x3_backward", like=gradients_of_first(3))
@@ -331,7 +323,7 @@ def _backward(
 ) -> list[Tensor]:
     from crispseg.ops.maps import depthwise_gradients
 
-    return depthwise_gradients.backward(gradient, x, weight, bias, residual, activation, stride)
+    return depthwise_gradients.backward(gradient, x, Depthwise(weight, bias, residual, activation, stride))
 
 
 differentiable(_forward, _backward, depthwise.depthwise3x3)

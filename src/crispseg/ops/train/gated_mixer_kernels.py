@@ -22,6 +22,7 @@ from crispseg.ops.common.dependent_launch import after_the_kernel_before, launch
 from crispseg.ops.common.hardware import multiprocessors
 from crispseg.ops.infer.gated_mixer import FLAT, Mixing
 from crispseg.ops.maps import depthwise_gradients, depthwise_kernels, normalize_kernels
+from crispseg.ops.maps.depthwise_kernels import Depthwise
 from crispseg.ops.maps.normalize_kernels import Rows, places_of
 from crispseg.ops.nc_ssd import kernels as ncssd_kernels
 from crispseg.ops.nc_ssd.backward import Problem
@@ -66,7 +67,7 @@ def _forward(projected: Tensor, conv_weight: Tensor, conv_bias: Tensor, *flat: A
     """The result and what the backward pass needs: xbc convolved, the tokens before their norm, kv, k, q, mu."""
     mixing = Mixing.of_flat(*flat)
     z, raw, dt = mixing.split(projected, len(conv_weight))
-    xbc = depthwise_kernels.forward(raw, conv_weight, conv_bias, False, "silu", 1)
+    xbc = depthwise_kernels.forward(raw, Depthwise(conv_weight, conv_bias, activation="silu"))
     v, b, c = mixing.tokens(xbc.flatten(1, 2))
     gain = mixing.dt_bias, mixing.a_log
     states = sum_states(v, b, c, dt.flatten(1, 2), mixing.d, mixing.gates, mixing.rule, gain)
@@ -100,7 +101,8 @@ def _backward(
     _, _, _, drho, dd, *of_gates = mixing_gradients(problem, dy.view(v.shape), dxbc.flatten(1, 2))
     of_dt = result[..., z.shape[-1] + raw.shape[-1] :]
     of_gain = gain_gradients(drho, dt, mixing.dt_bias, mixing.a_log, of_dt)
-    _, *of_convolution = depthwise_gradients.backward(dxbc, raw, conv_weight, conv_bias, False, "silu", 1, out=draw)
+    convolution = Depthwise(conv_weight, conv_bias, activation="silu")
+    _, *of_convolution = depthwise_gradients.backward(dxbc, raw, convolution, out=draw)
     return [result, *of_convolution, *of_gain, dd, *of_gates, *of_norm]
 
 

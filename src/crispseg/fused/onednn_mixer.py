@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -58,9 +57,9 @@ def rows(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1])
 
 
-def _on_rows(step: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """A step that takes rows, on a map."""
-    return step(rows(x)).view(*x.shape[:-1], -1)
+def _on_rows(product: onednn.Linear, x: Tensor) -> Tensor:
+    """Of a map."""
+    return product(rows(x)).view(*x.shape[:-1], -1)
 
 
 def _by_halves(v: Tensor, b: Tensor, rho: Tensor, gates: Gates, rule: Rule) -> State:

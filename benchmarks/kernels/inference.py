@@ -98,18 +98,20 @@ def mixers_convolution(net: Network, place: Place) -> Work:
         return depthwise3x3(x, m.convolution, m.convolution_bias, activation="silu")
 
     mixer = net.fused_block(place.stage).mixer
-    return Work(call, mixer, (net.map(place, 2 * mixer.inner + 2 * mixer.state)[..., mixer.inner :],))
+    inner, mixed = len(mixer.out), len(mixer.convolution)
+    return Work(call, mixer, (net.map(place, inner + mixed)[..., inner:],))
 
 
 def gating(net: Network, place: Place) -> Work:
     """All between a mixer's convolution and its last product."""
 
     def call(m: Any, xbc: Tensor, dt: Tensor, z: Tensor) -> Tensor:
-        return gated_mixer(xbc, dt, z, m.dt_bias, m.a_log, m.d, m._gates(), m.rule, m.norm_weight, m.norm_bias, m.eps)
+        return gated_mixer(xbc, dt, z, m.mixing.packed())
 
     mixer = net.fused_block(place.stage).mixer
     size = (place.batch, net.side(place.stage) ** 2)
-    xbc, dt, z = (net.draw(*size, n) for n in (mixer.inner + 2 * mixer.state, mixer.heads, mixer.inner))
+    widths = len(mixer.convolution), len(mixer.mixing.d), len(mixer.out)
+    xbc, dt, z = (net.draw(*size, width) for width in widths)
     return Work(call, mixer, (xbc, dt, z))
 
 

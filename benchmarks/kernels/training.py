@@ -55,20 +55,8 @@ def mixing(net: Network, place: Place) -> Work:
     """All between a mixer's two projections."""
 
     def call(m: Any, projected: Tensor) -> Tensor:
-        gates, conv, norm = m.gates(), m.conv2d, m.norm
-        mixed = convolve_mix_gate(
-            projected,
-            conv.weight,
-            conv.bias,
-            m.dt_bias,
-            m.A_log,
-            m.D,
-            gates,
-            m.rule,
-            norm.weight,
-            norm.bias,
-            norm.eps,
-        )
+        gates, conv = m.gates(), m.conv2d
+        mixed = convolve_mix_gate(projected, conv.weight, conv.bias, m.mixing(gates))
         if mixed is not None:
             return mixed
         z, xbc, dt = m._split(projected)

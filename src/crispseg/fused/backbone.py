@@ -15,15 +15,13 @@ from torch.nn import functional
 from crispseg.fused.layers import FusedNorm, Kept, Packed, Product, Ready, aligned, channels_last, linear_gelu, padded
 from crispseg.fused.onednn_mixer import OneDNNMixer, rows
 from crispseg.fused.stages import StageMaps
-from crispseg.ops.common.norm import Norm
 from crispseg.ops.common.precision import sum_dtype
 from crispseg.ops.cpu import onednn
 from crispseg.ops.infer.block import MLP, Start, conv_norm_mlp, conv_norm_project
-from crispseg.ops.infer.gated_mixer import gated_mixer
+from crispseg.ops.infer.gated_mixer import Mixing, gated_mixer
 from crispseg.ops.maps.convolution import convolve, convolve_image, halve_and_mix
 from crispseg.ops.maps.depthwise import depthwise3x3, packed
 from crispseg.ops.maps.normalize import layer_norm
-from crispseg.ops.nc_ssd.spec import Gates
 
 if TYPE_CHECKING:
     from crispseg.models.vssd import VSSD, AttentionMixer, Block, Downsample, NCSSDMixer, Stem
@@ -39,17 +37,10 @@ class FusedMixer(Packed, Ready):
     project: Tensor  # (C, z | xBC | dt, padded)
     convolution: Tensor
     convolution_bias: Tensor
-    norm_weight: Tensor
-    norm_bias: Tensor
     out: Tensor  # (inner, C)
-    dt_bias: Tensor
-    a_log: Tensor
-    d: Tensor
 
     def __init__(self, mixer: NCSSDMixer, dtype: torch.dtype) -> None:
         super().__init__()
-        self.heads, self.inner, self.state = mixer.heads, mixer.heads * mixer.head_width, mixer.state
-        self.rule, self.eps = mixer.rule, mixer.norm.eps
         self.selection = None if mixer.selection is None else mixer.selection.to(dtype)
         width = mixer.in_proj.weight.shape[0]
         assert mixer.conv2d.bias is not None
@@ -58,40 +49,24 @@ class FusedMixer(Packed, Ready):
             project=padded(mixer.in_proj.weight, aligned(width)).t(),
             convolution=packed(mixer.conv2d.weight),
             convolution_bias=mixer.conv2d.bias,
-            norm_weight=mixer.norm.weight,
-            norm_bias=mixer.norm.bias,
             out=mixer.out_proj.weight.t(),
         )
-        self.keep(sum_dtype(dtype), dt_bias=mixer.dt_bias, a_log=mixer.A_log, d=mixer.D)
-        self.keep(sum_dtype(dtype), **{f"gate_{name}": gate for name, gate in mixer.gates()._asdict().items()})
+        mixing: Any = mixer.mixing(mixer.gates())
+        self.mixing: Kept[Mixing] = Kept(mixing._replace(norm=FusedNorm(mixer.norm, dtype)), sum_dtype(dtype))
 
     def make_ready(self) -> OneDNNMixer:
-        z, xbc, dt, _ = self._split(self.project)
+        mixing = self.mixing.packed()
+        z, xbc, dt = mixing.split(self.project, len(self.convolution))
         project, gate, out = (onednn.Linear.of(matrix.t()) for matrix in (xbc, z, self.out))
         gains = onednn.Linear.of(dt.t())
         convolution = onednn.Convolution.of(
             self.convolution, self.convolution_bias, (1, 1), groups=xbc.shape[1], activation="swish"
         )
-        gates, rate, least = self._gates(), self.a_log.exp(), torch.zeros_like(self.a_log)
-        if gates.residual is not None and self.rule.residual_folds:  # into the gain, see `crispseg.ops.nc_ssd.formula`
-            rate, least = (1 - gates.residual) * rate, gates.residual
-            gates = gates._replace(residual=None)
-        norm = Norm(self.norm_weight, self.norm_bias, self.eps)
-        return OneDNNMixer(
-            project,
-            gains,
-            self.dt_bias,
-            gate,
-            out,
-            convolution,
-            least,
-            rate,
-            self.d,
-            gates,
-            self.rule,
-            norm,
-            self.selection,
-        )
+        rate, least, residual = mixing.a_log.exp(), torch.zeros_like(mixing.a_log), mixing.gates.residual
+        if residual is not None and mixing.rule.residual_folds:  # into the gain, see `crispseg.ops.nc_ssd.formula`
+            rate, least = (1 - residual) * rate, residual
+            mixing = mixing._replace(gates=mixing.gates._replace(residual=None))
+        return OneDNNMixer(project, gains, gate, out, convolution, least, rate, mixing, self.selection)
 
     def add_to(self, residual: Tensor, normed: Tensor) -> Tensor:
         """After the start, where oneDNN's products are taken."""
@@ -100,36 +75,17 @@ class FusedMixer(Packed, Ready):
 
     def forward(self, x: Tensor, start: Start) -> Tensor:
         residual, projected = conv_norm_project(x, start, self.project)
-        z, xbc, dt, _ = self._split(projected)
+        mixing = self.mixing.packed()
+        z, xbc, dt = mixing.split(projected, len(self.convolution))
         xbc = depthwise3x3(xbc, self.convolution, self.convolution_bias, activation="silu")
+        xbc, dt, z = (part.flatten(1, 2) for part in (xbc, dt, z))  # (B, L, inner + 2N), (B, L, H), (B, L, inner)
         if self.selection is not None:
-            _, b, c = xbc.split([self.inner, self.state, self.state], dim=-1)
+            _, b, c = mixing.tokens(xbc)
             for part, scaled in zip((b, c), self.selection(b, c), strict=True):
                 part.copy_(scaled)
-        y = gated_mixer(
-            xbc.flatten(1, 2),  # (B, L, inner + 2N), likewise the others
-            dt.flatten(1, 2),
-            z.flatten(1, 2),
-            self.dt_bias,
-            self.a_log,
-            self.d,
-            self._gates(),
-            self.rule,
-            self.norm_weight,
-            self.norm_bias,
-            self.eps,
-        )
-        residual.view(-1, x.shape[-1]).addmm_(y.view(-1, self.inner), self.out)
+        y = gated_mixer(xbc, dt, z, mixing)
+        residual.view(-1, x.shape[-1]).addmm_(y.view(-1, y.shape[-1]), self.out)
         return residual
-
-    def _gates(self) -> Gates:
-        return Gates(*(getattr(self, f"gate_{name}") for name in Gates._fields))
-
-    def _split(self, projected: Tensor) -> tuple[Tensor, ...]:
-        """z, xBC, dt and the padding."""
-        mixed = self.inner + 2 * self.state
-        rest = projected.shape[-1] - self.inner - mixed - self.heads
-        return projected.split([self.inner, mixed, self.heads, rest], dim=-1)
 
 
 class FusedAttention(nn.Module):

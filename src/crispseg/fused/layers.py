@@ -50,7 +50,8 @@ class Packed(nn.Module):
 
 
 class Kept(Packed, Generic[T]):
-    """A NamedTuple as a module, so that its tensors move with the others'; `packed` gives the tuple."""
+    """A NamedTuple as a module, so that its tensors move with the others'; `packed` gives the tuple. One within it that
+    is kept already stays in its own precision."""
 
     kind: Any
 

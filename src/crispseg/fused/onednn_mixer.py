@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -11,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from crispseg.ops import State, accumulate
-from crispseg.ops.common.norm import Norm
 from crispseg.ops.cpu import onednn
+from crispseg.ops.infer.gated_mixer import Mixing
 from crispseg.ops.nc_ssd.formula import queries_of, read_queries, sums_of
 from crispseg.ops.nc_ssd.spec import Gates, Rule
 
@@ -23,39 +22,34 @@ if TYPE_CHECKING:
 class OneDNNMixer(NamedTuple):
     project: onednn.Linear  # to xBC
     gains: onednn.Linear  # to dt, but for its bias
-    dt_bias: Tensor
     gate: onednn.Linear  # to z
     out: onednn.Linear
     convolution: onednn.Convolution  # ends in SiLU
     least: Tensor  # (H,), likewise `rate`: the gain of a token is least + softplus(dt) rate
     rate: Tensor
-    d: Tensor
-    gates: Gates
-    rule: Rule
-    norm: Norm
+    mixing: Mixing  # without the residual gate, where it is in the gain
     selection: Selection | None
 
     def add_to(self, residual: Tensor, normed: Tensor) -> Tensor:
         """The residual with the mixer's result added. What is multiplied has the precision of `normed`; sums over
         tokens and gains have float32."""
         v, b, c, rho = self._tokens(normed)
-        state = _by_halves(v, b, rho, self.gates, self.rule)
-        queries = queries_of(c, state, self.rule, products=c.dtype)
-        sums = sums_of(queries, state) if self.gates.use_mean else None
-        y = read_queries(v, queries, self.d, state, sums, self.gates, self.rule)
-        y = self.norm(y.view(*normed.shape[:-1], -1)).mul_(_on_rows(self.gate, normed))
+        _, _, d, gates, rule, norm = self.mixing
+        state = _by_halves(v, b, rho, gates, rule)
+        queries = queries_of(c, state, rule, products=c.dtype)
+        sums = sums_of(queries, state) if gates.use_mean else None
+        y = read_queries(v, queries, d, state, sums, gates, rule)
+        y = norm(y.view(*normed.shape[:-1], -1)).mul_(_on_rows(self.gate, normed))
         return self.out.added_to(rows(residual), rows(y)).view_as(residual)
 
     def _tokens(self, normed: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """V (B, L, H, P), B and C (B, L, N), rho (B, L, H)."""
-        inner, heads = self.norm.weight.shape[0], self.d.shape[0]
-        xbc = self.convolution(_on_rows(self.project, normed)).flatten(1, 2)
-        v, b, c = xbc.tensor_split((inner, (inner + xbc.shape[-1]) // 2), dim=-1)
+        v, b, c = self.mixing.tokens(self.convolution(_on_rows(self.project, normed)).flatten(1, 2))
         if self.selection is not None:
             b, c = self.selection(b, c)
-        dt = _on_rows(self.gains, normed).flatten(1, 2) + self.dt_bias
+        dt = _on_rows(self.gains, normed).flatten(1, 2) + self.mixing.dt_bias
         rho = torch.addcmul(self.least, functional.softplus(dt), self.rate)
-        return v.unflatten(-1, (heads, -1)), b, c, rho
+        return v, b, c, rho
 
 
 def rows(x: Tensor) -> Tensor:
@@ -63,9 +57,9 @@ def rows(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1])
 
 
-def _on_rows(step: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """A step that takes rows, on a map."""
-    return step(rows(x)).view(*x.shape[:-1], -1)
+def _on_rows(product: onednn.Linear, x: Tensor) -> Tensor:
+    """Of a map."""
+    return product(rows(x)).view(*x.shape[:-1], -1)
 
 
 def _by_halves(v: Tensor, b: Tensor, rho: Tensor, gates: Gates, rule: Rule) -> State:

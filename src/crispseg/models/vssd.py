@@ -23,7 +23,9 @@ from crispseg.models.dco import DCO, DCOConfig, dco_config
 from crispseg.models.layers import ConvNorm, DropPath
 from crispseg.models.options import check_sizes
 from crispseg.ops import Gates, Rule, ncssd
+from crispseg.ops.common.norm import Norm
 from crispseg.ops.common.precision import widened
+from crispseg.ops.infer.gated_mixer import Mixing
 from crispseg.ops.maps.depthwise import depthwise3x3
 from crispseg.ops.maps.normalize import layer_norm
 from crispseg.ops.nc_ssd.spec import Fusion as OperatorFusion
@@ -134,6 +136,10 @@ class NCSSDMixer(nn.Module):
     def gates(self) -> Gates:
         return Gates() if self.dco is None else self.dco.gates()
 
+    def mixing(self, gates: Gates) -> Mixing:
+        norm = Norm(self.norm.weight, self.norm.bias, self.norm.eps)
+        return Mixing(self.dt_bias, self.A_log, self.D, gates, self.rule, norm)
+
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Linear projections of a map (B, H, W, C): the gate z, the map xBC still to be convolved, and dt."""
         return self._split(self._project(x))
@@ -193,8 +199,7 @@ class NCSSDMixer(nn.Module):
 
     def _at_once(self, projected: Tensor, gates: Gates) -> Any:
         """What all between the two projections is made of, as one operation, where there are kernels for it."""
-        parameters = self.conv2d.weight, self.conv2d.bias, self.dt_bias, self.A_log, self.D
-        return projected, *parameters, gates, self.rule, self.norm.weight, self.norm.bias, self.norm.eps
+        return projected, self.conv2d.weight, self.conv2d.bias, self.mixing(gates)
 
 
 class AttentionMixer(nn.Module):

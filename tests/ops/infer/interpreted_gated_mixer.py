@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from crispseg.ops import Rule, dispatch
 from crispseg.ops.infer.gated_mixer import gated_mixer
 from tests.conftest import relative_error
-from tests.ops.infer.test_gated_mixer import in_float64, make_mixer_inputs
+from tests.ops.infer.test_gated_mixer import in_float64, make_mixer_inputs, make_mixing
 from tests.ops.nc_ssd.interpreted_ncssd import RULES
 from tests.ops.nc_ssd.test_ncssd import BOUNDS, STEPS, make_gates
 
 
 def check(tensors, values, rule, steps=(True, True, True)):
     truth = in_float64(tensors, values, rule, steps)
-    result = gated_mixer.by_kernel(*tensors[:6], make_gates(values, steps), rule, *tensors[6:], 1e-5)
+    result = gated_mixer.by_kernel(*tensors[:3], make_mixing(tensors[3:], make_gates(values, steps), rule))
     assert result.dtype == tensors[2].dtype
     assert result.is_contiguous()
     assert relative_error(result, truth) < BOUNDS[result.dtype]
@@ -58,7 +58,7 @@ def test_compiled_without_graph_breaks():
     tensors, values = make_mixer_inputs(length=9, dtype=torch.float32)
 
     def function(xbc, dt, z):
-        return gated_mixer.by_kernel(xbc, dt, z, *tensors[3:6], make_gates(values), Rule(), *tensors[6:], 1e-5) + 1
+        return gated_mixer.by_kernel(xbc, dt, z, make_mixing(tensors[3:], make_gates(values), Rule())) + 1
 
     torch.compiler.reset()
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
@@ -69,7 +69,7 @@ def test_what_it_cannot_take_is_left_to_the_formula():
     def why_not(dtype, rule=Rule()):  # noqa: B008 - frozen
         tensors, values = make_mixer_inputs(dtype=dtype)
         with dispatch.through_the_interpreter():
-            return gated_mixer.why_not(*tensors[:6], make_gates(values), rule, *tensors[6:], 1e-5)
+            return gated_mixer.why_not(*tensors[:3], make_mixing(tensors[3:], make_gates(values), rule))
 
     assert why_not(torch.float32) is None
     assert why_not(torch.float64) == "torch.float64"

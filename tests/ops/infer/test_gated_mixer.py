@@ -5,7 +5,8 @@ import torch
 
 from crispseg.models.vssd import NCSSDMixer, VSSDConfig
 from crispseg.ops import Rule, ncssd, only
-from crispseg.ops.infer.gated_mixer import gated_mixer
+from crispseg.ops.common.norm import Norm
+from crispseg.ops.infer.gated_mixer import Mixing, gated_mixer
 from tests.conftest import relative_error
 from tests.ops.nc_ssd.test_ncssd import BOUNDS, RULES, make_gates
 
@@ -26,6 +27,11 @@ def make_mixer_inputs(length=20, batch=1, heads=2, width=8, state=16, dtype=torc
     return [xbc, dt, z, *parameters], [(0.3 * draw(n)).to(wide) for n in (heads, heads, width, width)]
 
 
+def make_mixing(parameters, gates, rule):
+    """Of dt_bias, a_log, d, norm_weight, norm_bias."""
+    return Mixing(*parameters[:3], gates, rule, Norm(*parameters[3:], 1e-5))
+
+
 def in_float64(tensors, values, rule, steps=(True, True, True)):
     """Written out again, from the reference operator on."""
     xbc, dt, z, dt_bias, a_log, d, weight, bias = (x.double() for x in tensors)
@@ -44,14 +50,14 @@ def in_float64(tensors, values, rule, steps=(True, True, True)):
 def test_formula(rule, backend):
     tensors, values = make_mixer_inputs(length=13, batch=2)
     with only(backend):
-        result = gated_mixer(*tensors[:6], make_gates(values), rule, *tensors[6:], 1e-5)
+        result = gated_mixer(*tensors[:3], make_mixing(tensors[3:], make_gates(values), rule))
     torch.testing.assert_close(result, in_float64(tensors, values, rule), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 def test_precisions(dtype):
     tensors, values = make_mixer_inputs(length=50, dtype=dtype)
-    result = gated_mixer(*tensors[:6], make_gates(values), Rule(), *tensors[6:], 1e-5)
+    result = gated_mixer(*tensors[:3], make_mixing(tensors[3:], make_gates(values), Rule()))
     assert result.dtype == dtype
     assert relative_error(result, in_float64(tensors, values, Rule())) < BOUNDS[dtype]
 
@@ -66,14 +72,7 @@ def test_equals_the_networks_mixer():
         mixer.convolve(xbc).flatten(1, 2),
         dt.flatten(1, 2),
         z.flatten(1, 2),
-        mixer.dt_bias,
-        mixer.A_log,
-        mixer.D,
-        mixer.gates(),
-        mixer.rule,
-        mixer.norm.weight,
-        mixer.norm.bias,
-        mixer.norm.eps,
+        mixer.mixing(mixer.gates()),
     )
     torch.testing.assert_close(mixer.out_proj(mixed).unflatten(1, (5, 7)), mixer(x))
 
@@ -83,6 +82,6 @@ def test_gradients_come_from_the_formula():
     leaves = [x.detach().requires_grad_() for x in tensors]
 
     def function(*tensors):
-        return gated_mixer(*tensors[:6], make_gates(values), Rule(), *tensors[6:], 1e-5)
+        return gated_mixer(*tensors[:3], make_mixing(tensors[3:], make_gates(values), Rule()))
 
     assert torch.autograd.gradcheck(function, leaves, atol=1e-6)

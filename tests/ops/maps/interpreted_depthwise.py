@@ -63,9 +63,9 @@ def test_every_cut_gives_the_same(stride):
     gradient = torch.randn(truth.shape)
     expected = torch.autograd.grad(truth, leaves, gradient.double())
     for tiles in (depthwise_kernels.DepthwiseTiles(4, 8, 3), depthwise_kernels.DepthwiseTiles(8, 16, 1)):
-        options = (False, "silu", stride, tiles)
-        assert relative_error(depthwise_kernels.forward(x, weight, bias, *options), truth) < 1e-5
-        for found, e in zip(depthwise_gradients.backward(gradient, x, weight, bias, *options), expected, strict=True):
+        asked = depthwise_kernels.Depthwise(weight, bias, activation="silu", stride=stride)
+        assert relative_error(depthwise_kernels.forward(x, asked, tiles), truth) < 1e-5
+        for found, e in zip(depthwise_gradients.backward(gradient, x, asked, tiles), expected, strict=True):
             assert relative_error(found, e) < 1e-5
 
 

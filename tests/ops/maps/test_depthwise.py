@@ -63,6 +63,7 @@ def check(function, x, weight, bias, residual=False, activation="none", stride=1
 def check_written_gradient(size, margin, activation, residual, stride, dtype=torch.float32, device="cpu"):
     """The kernels' gradient for x, written into a view of a wider map, which is left as it was beside it."""
     from crispseg.ops.maps import depthwise_gradients
+    from crispseg.ops.maps.depthwise_kernels import Depthwise
 
     x, (weight, bias) = make_map(size, dtype, margin=margin, device=device), make_weights(size[2], device=device)
     wide = x.double().requires_grad_()
@@ -70,7 +71,8 @@ def check_written_gradient(size, margin, activation, residual, stride, dtype=tor
     gradient = torch.randn(truth.shape, device=device).to(dtype)
     around = torch.full((*x.shape[:3], size[2] + 2 * margin), 7.0, dtype=dtype, device=device)
     out = around[..., margin : margin + size[2]]
-    depthwise_gradients.backward(gradient, x, weight, bias, residual, activation, stride, out=out)
+    asked = Depthwise(weight, bias, residual, activation, stride)
+    depthwise_gradients.backward(gradient, x, asked, out=out)
     assert relative_error(out, torch.autograd.grad(truth, wide, gradient.double())[0]) < BOUNDS[dtype]
     assert bool((around[..., :margin] == 7).all())
     assert bool((around[..., margin + size[2] :] == 7).all())

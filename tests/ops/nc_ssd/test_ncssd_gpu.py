@@ -10,7 +10,7 @@ from crispseg.ops import BACKENDS, Gates, Rule, ncssd
 from crispseg.ops.infer.gated_mixer import gated_mixer
 from crispseg.ops.nc_ssd import formula as torch_path
 from tests.conftest import relative_error
-from tests.ops.infer.test_gated_mixer import in_float64, make_mixer_inputs
+from tests.ops.infer.test_gated_mixer import in_float64, make_mixer_inputs, make_mixing
 from tests.ops.nc_ssd.agreement import PARAMETER_BOUNDS, check, check_gates
 from tests.ops.nc_ssd.test_ncssd import BOUNDS, RULES, STEPS, make_gates, make_inputs
 
@@ -145,7 +145,7 @@ def test_gated_mixer(rule, dtype, sizes):
     tensors, values = make_mixer_inputs(length, batch, *others, dtype, device="cuda")
     truth = in_float64(tensors, values, rule)
     with torch.no_grad():
-        result = gated_mixer.by_kernel(*tensors[:6], make_gates(values), rule, *tensors[6:], 1e-5)
+        result = gated_mixer.by_kernel(*tensors[:3], make_mixing(tensors[3:], make_gates(values), rule))
     assert result.dtype == dtype
     assert relative_error(result, truth) < BOUNDS[dtype]
 
@@ -155,7 +155,7 @@ def test_a_recorded_graph_replays_on_new_inputs():
     tensors, values = make_mixer_inputs(500, 1, 2, 64, 64, torch.bfloat16, device="cuda")
 
     def run(xbc):
-        return gated_mixer.by_kernel(xbc, *tensors[1:6], make_gates(values), Rule(), *tensors[6:], 1e-5)
+        return gated_mixer.by_kernel(xbc, *tensors[1:3], make_mixing(tensors[3:], make_gates(values), Rule()))
 
     place = tensors[0].clone()
     with torch.no_grad():

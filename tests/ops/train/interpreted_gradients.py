@@ -11,6 +11,7 @@ from crispseg.ops.common import column_sums
 from crispseg.ops.maps import normalize_kernels
 from crispseg.ops.train import gated_mixer_kernels
 from tests.conftest import relative_error
+from tests.ops.infer.test_gated_mixer import make_mixing
 from tests.ops.nc_ssd.interpreted_ncssd import RULES
 from tests.ops.nc_ssd.test_ncssd import make_gates
 from tests.ops.train.test_gradients import check_mixer, check_norm, layer_norm_of, make_projected
@@ -18,9 +19,8 @@ from tests.ops.train.test_gradients import check_mixer, check_norm, layer_norm_o
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def mix(projected, conv_weight, conv_bias, dt_bias, a_log, d, gates, rule, weight, bias, eps):
-    given = projected, conv_weight, conv_bias, dt_bias, a_log, d, *gates, weight, bias, eps, *rule.flags
-    return gated_mixer_kernels._forward(*given)[0]
+def mix(projected, conv_weight, conv_bias, mixing):
+    return gated_mixer_kernels._forward(projected, conv_weight, conv_bias, *mixing.flat)[0]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -136,7 +136,7 @@ def test_compiles_to_one_graph():
 def test_supports():
     def supported(dtype=torch.float32, rule=Rule()):  # noqa: B008 - frozen
         tensors, values = make_projected((4, 5), dtype=dtype)
-        return gated_mixer_kernels.why_not(*tensors[:6], make_gates(values), rule, *tensors[6:], 1e-5) is None
+        return gated_mixer_kernels.why_not(*tensors[:3], make_mixing(tensors[3:], make_gates(values), rule)) is None
 
     assert all(supported(dtype) for dtype in DTYPES)
     assert not supported(torch.float64)

@@ -8,7 +8,7 @@ from crispseg.ops import Rule
 from crispseg.ops.maps.normalize import layer_norm
 from crispseg.ops.train.gated_mixer import convolve_mix_gate
 from tests.conftest import relative_error
-from tests.ops.infer.test_gated_mixer import in_float64, make_mixer_inputs
+from tests.ops.infer.test_gated_mixer import in_float64, make_mixer_inputs, make_mixing
 from tests.ops.maps.test_depthwise import make_weights, shifted_products
 from tests.ops.nc_ssd.test_ncssd import make_gates
 
@@ -76,7 +76,7 @@ def check_mixer(function, tensors, values, rule, steps=(True, True, True), slack
     dtype = tensors[0].dtype
     bound = slack * BOUNDS[dtype]
     leaves, wide = leaves_of([*tensors, *values])
-    result = function(*leaves[:6], make_gates(leaves[8:], steps), rule, *leaves[6:8], 1e-5)
+    result = function(*leaves[:3], make_mixing(leaves[3:8], make_gates(leaves[8:], steps), rule))
     truth = mixed_in_float64(wide[:8], wide[8:], rule, steps)
     assert result.dtype == dtype
     assert relative_error(result.detach(), truth.detach()) < bound
@@ -117,6 +117,6 @@ def test_norm_in_float64():
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 def test_a_cpu_leaves_the_mixer_to_the_formula(dtype):
     tensors, values = make_projected((4, 5), dtype=dtype)
-    assert not convolve_mix_gate.takes(*tensors[:6], make_gates(values), Rule(), *tensors[6:], 1e-5)
+    assert not convolve_mix_gate.takes(*tensors[:3], make_mixing(tensors[3:], make_gates(values), Rule()))
     if dtype != torch.bfloat16:
         check_mixer(convolve_mix_gate, tensors, values, Rule())

@@ -7,6 +7,7 @@ from crispseg.ops import Rule
 from crispseg.ops.maps.normalize import layer_norm
 from crispseg.ops.train.gated_mixer import convolve_mix_gate
 from tests.conftest import relative_error
+from tests.ops.infer.test_gated_mixer import make_mixing
 from tests.ops.nc_ssd.interpreted_ncssd import RULES
 from tests.ops.nc_ssd.test_ncssd import STEPS, make_gates
 from tests.ops.train.test_gradients import check_mixer, check_norm, make_projected
@@ -68,7 +69,7 @@ def test_compiles_to_one_graph_forward_and_backward():
 def test_the_torch_backend_leaves_it_to_the_formula(monkeypatch):
     monkeypatch.setenv("CRISPSEG_OPS_BACKEND", "torch")
     tensors, values = make_projected((4, 5), device="cuda")
-    assert not convolve_mix_gate.takes(*tensors[:6], make_gates(values), Rule(), *tensors[6:], 1e-5)
+    assert not convolve_mix_gate.takes(*tensors[:3], make_mixing(tensors[3:], make_gates(values), Rule()))
     x, weight, bias = torch.randn(5, 64, device="cuda"), *torch.randn(2, 64, device="cuda")
     assert torch.equal(layer_norm(x, weight, bias, 1e-5), torch.nn.functional.layer_norm(x, (64,), weight, bias, 1e-5))
 
@@ -78,7 +79,7 @@ def test_gradients_are_the_same_every_time():
     leaves = [x.detach().requires_grad_() for x in tensors]
 
     def gradients():
-        y = convolve_mix_gate(*leaves[:6], make_gates(values), Rule(), *leaves[6:], 1e-5)
+        y = convolve_mix_gate(*leaves[:3], make_mixing(leaves[3:], make_gates(values), Rule()))
         return torch.autograd.grad(y, leaves, torch.ones_like(y))
 
     for first, second in zip(gradients(), gradients(), strict=True):

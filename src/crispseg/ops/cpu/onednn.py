@@ -9,7 +9,7 @@ drops them from copies and pickles.
 
 from __future__ import annotations
 
-import dataclasses
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,8 +44,7 @@ def _multiplies(dtype: torch.dtype) -> bool:
     return dtype == torch.float32 or (dtype == torch.bfloat16 and multiplies_bfloat16(torch.device("cpu")))
 
 
-@dataclasses.dataclass(frozen=True)
-class Linear:
+class Linear(NamedTuple):
     """x @ weight.T + bias of rows (n, in), through an activation: "none", "relu" or "gelu"."""
 
     weight: Tensor
@@ -76,8 +75,7 @@ def linear_added_to(residual: Tensor, rows: Tensor, weight: Tensor, bias: Tensor
     return y
 
 
-@dataclasses.dataclass(frozen=True)
-class Convolution:
+class Convolution(NamedTuple):
     """A convolution of maps (B, H, W, C) of one or more groups of channels, through an activation: "none", "relu" or
     "swish", which torch calls SiLU."""
 
@@ -106,16 +104,8 @@ class Convolution:
         return cls(laid_out, bias, padding, stride, groups, activation)
 
     def __call__(self, x: Tensor) -> Tensor:
+        channels_first, (weight, bias, padding, stride, groups, activation) = x.permute(0, 3, 1, 2), self
         y: Tensor = torch.ops.mkldnn._convolution_pointwise(
-            x.permute(0, 3, 1, 2),
-            self.weight,
-            self.bias,
-            self.padding,
-            self.stride,
-            (1, 1),
-            self.groups,
-            self.activation,
-            [],
-            "",
+            channels_first, weight, bias, padding, stride, (1, 1), groups, activation, [], ""
         )
         return y.permute(0, 2, 3, 1)

@@ -16,9 +16,10 @@ from crispseg.ops.common.custom import custom_op
 from crispseg.ops.common.dependent_launch import after_the_kernel_before
 from crispseg.ops.common.hardware import multiprocessors, padded
 from crispseg.ops.infer import gated_mixer as mixer
+from crispseg.ops.infer.gated_mixer import FLAT, Mixing
 from crispseg.ops.nc_ssd.kernels import add_product, at, block, feature_block
-from crispseg.ops.nc_ssd.launch import LARGEST_HEAD, Sizes, Tiling, product_of, sum_states, takes
-from crispseg.ops.nc_ssd.spec import Gates, Rule, normaliser_floor
+from crispseg.ops.nc_ssd.launch import Sizes, Tiling, product_of, sum_states, takes
+from crispseg.ops.nc_ssd.spec import normaliser_floor
 
 LARGEST_WIDTH = 2048
 _TILING = Tiling(32, 4, 3)  # at most
@@ -83,55 +84,39 @@ def _read_out_gated(
 
 
 @mixer.gated_mixer.unless
-def why_not(xbc: Tensor, dt: Tensor, z: Tensor, *rest: Any) -> str | None:
-    inner, heads, rule = z.shape[-1], dt.shape[-1], rest[4]
-    b = xbc[..., inner : inner + (xbc.shape[-1] - inner) // 2]
-    supported = (
-        takes(z, b, xbc, dt, rule)
-        and inner % heads == 0
-        and inner // heads <= LARGEST_HEAD
-        and padded(inner) <= (LARGEST_WIDTH if product_of(xbc) == "half" else LARGEST_WIDTH // 2)
-    )
+def why_not(xbc: Tensor, dt: Tensor, z: Tensor, mixing: Mixing) -> str | None:
+    inner = z.shape[-1]
+    largest = LARGEST_WIDTH if product_of(xbc) == "half" else LARGEST_WIDTH // 2
+    supported = inner % len(mixing.d) == 0 and padded(inner) <= largest
+    supported = supported and takes(*mixing.tokens(xbc), dt, (), mixing.rule)
     return None if supported else "sizes or a rule that it does not know"
 
 
 @mixer.gated_mixer.kernel
-def gated_mixer(*arguments: Any) -> Tensor:
-    return _gated_mixer(*mixer.flat(*arguments))
+def gated_mixer(xbc: Tensor, dt: Tensor, z: Tensor, mixing: Mixing) -> Tensor:
+    return _gated_mixer(xbc, dt, z, *mixing.flat)
 
 
-@custom_op("gated_mixer", like=lambda xbc, dt, z, *rest: torch.empty_like(z, memory_format=torch.contiguous_format))
-def _gated_mixer(
-    xbc: Tensor,
-    dt: Tensor,
-    z: Tensor,
-    dt_bias: Tensor,
-    a_log: Tensor,
-    d: Tensor,
-    residual: Tensor | None,
-    omega: Tensor | None,
-    s: Tensor | None,
-    t: Tensor | None,
-    norm_weight: Tensor,
-    norm_bias: Tensor,
-    eps: float,
-    normalized: bool,
-    skip_before: bool,
-) -> Tensor:
+@custom_op(
+    "gated_mixer",
+    like=lambda xbc, dt, z, *rest: torch.empty_like(z, memory_format=torch.contiguous_format),
+    schema=f"(Tensor xbc, Tensor dt, Tensor z, {FLAT}) -> Tensor",
+)
+def _gated_mixer(xbc: Tensor, dt: Tensor, z: Tensor, *flat: Any) -> Tensor:
+    mixing = Mixing.of_flat(*flat)
+    normalized = mixing.rule.fusion == "normalized"
     batch, tokens, inner = z.shape
-    state = (xbc.shape[-1] - inner) // 2
-    v, b, c = xbc.split([inner, state, state], dim=-1)
-    heads = v.unflatten(-1, (dt.shape[-1], -1))  # (B, L, H, P)
+    v, b, c = mixing.tokens(xbc)
+    state = b.shape[-1]
     out = torch.empty(z.shape, dtype=z.dtype, device=z.device)
-    states = sum_states(
-        heads, b, c, dt, d, Gates(residual, omega, s, t), Rule.of_flags(normalized, skip_before), (dt_bias, a_log)
-    )
+    gain = mixing.dt_bias, mixing.a_log
+    states = sum_states(v, b, c, dt, mixing.d, mixing.gates, mixing.rule, gain)
     product = product_of(v, b, c)
-    tiling = _choose(Sizes.of(heads, b), product, z.device)
+    tiling = _choose(Sizes.of(v, b), product, z.device)
     width = padded(inner)
     _read_out_gated[(triton.cdiv(tokens, tiling.tokens), batch)](
-        v, c, z, states.k, states.read, states.affine, norm_weight, norm_bias, out,
-        tokens, normaliser_floor(c.dtype), eps, *v.stride(), *c.stride(), *z.stride(),
+        v, c, z, states.k, states.read, states.affine, mixing.norm.weight, mixing.norm.bias, out,
+        tokens, normaliser_floor(c.dtype), mixing.norm.eps, *v.stride()[:2], v.stride(3), *c.stride(), *z.stride(),
         N=state, WIDTH=inner, PADDED=width, SOME=_some(state, width),
         NP=padded(state), NORMALIZED=normalized, PRODUCT=product, **tiling.launch(z.device),
     )  # fmt: skip

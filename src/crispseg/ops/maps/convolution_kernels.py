@@ -21,6 +21,7 @@ from torch import Tensor
 from crispseg.ops.common.dependent_launch import after_the_kernel_before, launch_options
 from crispseg.ops.common.hardware import multiprocessors, padded
 from crispseg.ops.common.rounding import multiply
+from crispseg.ops.common.tuples import with_one_more
 from crispseg.ops.maps import convolution
 
 
@@ -71,29 +72,32 @@ def _patch(row, first, k, end, SPAN: tl.constexpr, START: tl.constexpr, K: tl.co
 def _patches(
     x, image, row, first, height, width, C: tl.constexpr, SPAN: tl.constexpr, K1: tl.constexpr, K2: tl.constexpr
 ):
-    """Both parts of the patches' elements in one row of a map."""
+    """The patches' elements in one row of a map, in one part or two."""
     end = width * C * ((row >= 0) & (row < height)).to(tl.int32)
     base = x + (image + row.to(tl.int64) * width) * C
-    first_part = _patch(base, first, tl.arange(0, K1), end, SPAN, 0, K1)
-    second_part = first_part
+    parts = (_patch(base, first, tl.arange(0, K1), end, SPAN, 0, K1),)
     if K2 > 0:
-        second_part = _patch(base, first, K1 + tl.arange(0, K2), end, SPAN, K1, K2)
-    return first_part, second_part
+        parts = with_one_more(parts, _patch(base, first, K1 + tl.arange(0, K2), end, SPAN, K1, K2))
+    return parts
 
 
 @triton.jit
-def _taps(weight, n, k, ROW: tl.constexpr, C: tl.constexpr, OUT: tl.constexpr, GROUP: tl.constexpr):
-    """A row of the window, weight (OUT, 3, 3, C), as a matrix (k, n): column n is channel n % OUT of pixel n // OUT."""
-    place = k[:, None] - (n // OUT)[None, :] * C
-    inside = (place >= 0) & (place < 3 * C) & (n < GROUP * OUT)[None, :]
-    return tl.load(weight + (n % OUT)[None, :] * (9 * C) + ROW * 3 * C + place, mask=inside, other=0.0)
+def _taps(weight, n, k, C: tl.constexpr, OUT: tl.constexpr, GROUP: tl.constexpr):
+    """The window's rows, weight (OUT, 3, 3, C), as matrices (k, n): column n is channel n % OUT of pixel n // OUT."""
+    rows = ()
+    for i in tl.static_range(3):
+        place = k[:, None] - (n // OUT)[None, :] * C
+        inside = (place >= 0) & (place < 3 * C) & (n < GROUP * OUT)[None, :]
+        at = weight + (n % OUT)[None, :] * (9 * C) + i * 3 * C + place
+        rows = with_one_more(rows, tl.load(at, mask=inside, other=0.0))
+    return rows
 
 
 @triton.jit
-def _parts(a1, a2, w1, w2, total, K2: tl.constexpr):
-    total = multiply(a1, w1, total)
-    if K2 > 0:
-        total = multiply(a2, w2, total)
+def _add_row(total, patches, taps, ROW: tl.constexpr):
+    """A sum, plus the products of patches with a row of the window, part by part."""
+    for i in tl.static_range(len(patches)):
+        total = multiply(patches[i], taps[i][ROW], total)
     return total
 
 
@@ -108,14 +112,9 @@ def _convolve_kernel(
     after_the_kernel_before(DEPENDENT)
     n, k1 = tl.arange(0, N), tl.arange(0, K1)
     k2 = K1 + tl.arange(0, K2 if K2 > 0 else 16)
-    top1 = _taps(weight, n, k1, 0, C, OUT, GROUP)
-    middle1 = _taps(weight, n, k1, 1, C, OUT, GROUP)
-    bottom1 = _taps(weight, n, k1, 2, C, OUT, GROUP)
-    top2, middle2, bottom2 = top1, middle1, bottom1
+    taps = (_taps(weight, n, k1, C, OUT, GROUP),)
     if K2 > 0:
-        top2 = _taps(weight, n, k2, 0, C, OUT, GROUP)
-        middle2 = _taps(weight, n, k2, 1, C, OUT, GROUP)
-        bottom2 = _taps(weight, n, k2, 2, C, OUT, GROUP)
+        taps = with_one_more(taps, _taps(weight, n, k2, C, OUT, GROUP))
     shift = tl.load(bias + n % OUT, mask=n < GROUP * OUT, other=0.0).to(tl.float32)
     for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0)):
         place = tile % columns * PLACES + tl.arange(0, PLACES)
@@ -126,22 +125,22 @@ def _convolve_kernel(
         own = place[:, None] * (GROUP * OUT) + n[None, :]
         older = tl.zeros((PLACES, N), tl.float32)
         newer = tl.zeros((PLACES, N), tl.float32)
-        next1, next2 = _patches(x, image, first_row - 1, first, height, width, C, SPAN, K1, K2)
+        coming = _patches(x, image, first_row - 1, first, height, width, C, SPAN, K1, K2)
         for r in tl.static_range(ROWS + 2):
-            a1, a2 = next1, next2
+            patches = coming
             if r <= ROWS:  # the next row's, so that it arrives while this one is worked on
-                next1, next2 = _patches(x, image, first_row + r, first, height, width, C, SPAN, K1, K2)
+                coming = _patches(x, image, first_row + r, first, height, width, C, SPAN, K1, K2)
             row = first_row + r - 2
             start = (image + row.to(tl.int64) * width) * OUT
             inside = (own < width * OUT * (row < height).to(tl.int32)) & (n < GROUP * OUT)[None, :]
             if r >= 2:
                 if WITH_RESIDUAL:
                     kept = tl.load(residual + start + own, mask=inside, other=0.0).to(tl.float32)
-                y = _parts(a1, a2, bottom1, bottom2, older, K2)
+                y = _add_row(older, patches, taps, 2)
             if r >= 1 and r <= ROWS:
-                older = _parts(a1, a2, middle1, middle2, newer, K2)
+                older = _add_row(newer, patches, taps, 1)
             if r < ROWS:
-                newer = _parts(a1, a2, top1, top2, tl.zeros((PLACES, N), tl.float32), K2)
+                newer = _add_row(tl.zeros((PLACES, N), tl.float32), patches, taps, 0)
             if r >= 2:
                 y += shift[None, :]
                 if WITH_RESIDUAL:
@@ -181,13 +180,19 @@ def convolve(
 
 
 @triton.jit
-def _halved_patch(image, row, first, k, height, width, inside, C: tl.constexpr, START: tl.constexpr, K: tl.constexpr):
-    valid = inside & (row >= 0) & (row < height)
-    place = first[:, None] + k[None, :]
-    ok = (place >= 0) & (place < width * C) & valid[:, None]
-    if START + K > 3 * C:
-        ok &= k[None, :] < 3 * C
-    return tl.load(image + row[:, None].to(tl.int64) * (width * C) + place, mask=ok, other=0.0)
+def _halved_patches(image, row, first, k, height, width, inside, C: tl.constexpr, START: tl.constexpr, K: tl.constexpr):
+    """Elements `first + k` of three rows of the map, zero outside."""
+    rows = ()
+    for i in tl.static_range(3):
+        valid = inside & (row + i >= 0) & (row + i < height)
+        place = first[:, None] + k[None, :]
+        ok = (place >= 0) & (place < width * C) & valid[:, None]
+        if START + K > 3 * C:
+            ok &= k[None, :] < 3 * C
+        rows = with_one_more(
+            rows, tl.load(image + (row + i)[:, None].to(tl.int64) * (width * C) + place, mask=ok, other=0.0)
+        )
+    return rows
 
 
 @triton.jit
@@ -213,25 +218,18 @@ def _halve_and_mix_kernel(
     image = x + tl.program_id(1).to(tl.int64) * height * width * C
     row, first = place // out_width * 2 - 1, (place % out_width * 2 - 1) * C
     inside = place < count
-    a1 = _halved_patch(image, row, first, k1, height, width, inside, C, 0, K1)
-    b1 = _halved_patch(image, row + 1, first, k1, height, width, inside, C, 0, K1)
-    c1 = _halved_patch(image, row + 2, first, k1, height, width, inside, C, 0, K1)
-    a2, b2, c2 = a1, b1, c1
+    patches1 = _halved_patches(image, row, first, k1, height, width, inside, C, 0, K1)
     if K2 > 0:
-        a2 = _halved_patch(image, row, first, k2, height, width, inside, C, K1, K2)
-        b2 = _halved_patch(image, row + 1, first, k2, height, width, inside, C, K1, K2)
-        c2 = _halved_patch(image, row + 2, first, k2, height, width, inside, C, K1, K2)
+        patches2 = _halved_patches(image, row, first, k2, height, width, inside, C, K1, K2)
     total = tl.zeros((PLACES, N), tl.float32)
     for start in tl.range(0, HIDDEN, CHUNK, num_stages=STAGES):
         h = start + tl.arange(0, CHUNK)
         hidden = tl.zeros((PLACES, CHUNK), tl.float32)
-        hidden = multiply(a1, _chunk_taps(weight, h, k1, 0, C, HIDDEN, EVEN), hidden)
-        hidden = multiply(b1, _chunk_taps(weight, h, k1, 1, C, HIDDEN, EVEN), hidden)
-        hidden = multiply(c1, _chunk_taps(weight, h, k1, 2, C, HIDDEN, EVEN), hidden)
+        for i in tl.static_range(3):
+            hidden = multiply(patches1[i], _chunk_taps(weight, h, k1, i, C, HIDDEN, EVEN), hidden)
         if K2 > 0:
-            hidden = multiply(a2, _chunk_taps(weight, h, k2, 0, C, HIDDEN, EVEN), hidden)
-            hidden = multiply(b2, _chunk_taps(weight, h, k2, 1, C, HIDDEN, EVEN), hidden)
-            hidden = multiply(c2, _chunk_taps(weight, h, k2, 2, C, HIDDEN, EVEN), hidden)
+            for i in tl.static_range(3):
+                hidden = multiply(patches2[i], _chunk_taps(weight, h, k2, i, C, HIDDEN, EVEN), hidden)
         hidden += tl.load(bias + h, mask=h < HIDDEN, other=0.0).to(tl.float32)[None, :]
         hidden = tl.maximum(hidden, 0.0).to(mix.dtype.element_ty)
         if EVEN:

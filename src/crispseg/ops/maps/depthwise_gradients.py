@@ -22,7 +22,9 @@ from torch import Tensor
 
 from crispseg.ops.common.dependent_launch import after_the_kernel_before, launch_options
 from crispseg.ops.common.hardware import multiprocessors
+from crispseg.ops.common.tuples import with_one_more
 from crispseg.ops.maps.depthwise_kernels import (
+    Depthwise,
     DepthwiseTiles,
     aligned_strides,
     channel_block,
@@ -30,7 +32,7 @@ from crispseg.ops.maps.depthwise_kernels import (
     convolve,
     grid_of,
     pixels_contiguous,
-    tap,
+    taps,
 )
 
 _PARTS = 10  # what a strip leaves of the weight's and the bias' gradients: nine taps and the bias
@@ -53,58 +55,14 @@ def _load(pointer, column, width, here, EXACT: tl.constexpr):
 
 
 @triton.jit
-def _load2(pointer, column, width, here, PIXEL: tl.constexpr, EXACT: tl.constexpr):
-    """Two neighbouring columns, of which this is the first."""
-    return (
-        _load(pointer, column, width, here, EXACT),
-        _load(pointer + PIXEL, column + 1, width, here, EXACT),
-    )  # fmt: skip
-
-
-@triton.jit
-def _load4(pointer, column, width, here, PIXEL: tl.constexpr, EXACT: tl.constexpr):
-    """Four neighbouring columns, of which this is the first."""
-    return (
-        _load(pointer, column, width, here, EXACT),
-        _load(pointer + PIXEL, column + 1, width, here, EXACT),
-        _load(pointer + 2 * PIXEL, column + 2, width, here, EXACT),
-        _load(pointer + 3 * PIXEL, column + 3, width, here, EXACT),
-    )
-
-
-@triton.jit
-def _load6(pointer, column, width, here, PIXEL: tl.constexpr, EXACT: tl.constexpr):
-    """Four neighbouring columns, between those to their left and right."""
-    return (
-        _load(pointer - PIXEL, column - 1, width, here, EXACT),
-        _load(pointer, column, width, here, EXACT),
-        _load(pointer + PIXEL, column + 1, width, here, EXACT),
-        _load(pointer + 2 * PIXEL, column + 2, width, here, EXACT),
-        _load(pointer + 3 * PIXEL, column + 3, width, here, EXACT),
-        _load(pointer + 4 * PIXEL, column + 4, width, here, EXACT),
-    )
-
-
-@triton.jit
-def _wide4(a, b, c, d):
-    return a.to(tl.float32), b.to(tl.float32), c.to(tl.float32), d.to(tl.float32)
-
-
-@triton.jit
-def _spread(total, left, centre, right, w_right, w_centre, w_left):
-    """A row of dx, plus what a row of g gives to it."""
-    total = total + right * w_right
-    total = total + centre * w_centre
-    return total + left * w_left
-
-
-@triton.jit
-def _meet(total, xa, xb, xc, xd, ga, gb, gc, gd):
-    """A tap's sum, plus the products of four pixels."""
-    total = total + xa * ga
-    total = total + xb * gb
-    total = total + xc * gc
-    return total + xd * gd
+def _load_row(
+    pointer, column, width, here, PIXEL: tl.constexpr, EXACT: tl.constexpr, FIRST: tl.constexpr, END: tl.constexpr
+):
+    """Neighbouring columns, numbered from this one."""
+    row = ()
+    for i in tl.static_range(FIRST, END):
+        row = with_one_more(row, _load(pointer + i * PIXEL, column + i, width, here, EXACT))
+    return row
 
 
 @triton.jit
@@ -113,11 +71,36 @@ def _store(pointer, value, column, width, here, EXACT: tl.constexpr):
 
 
 @triton.jit
-def _store4(pointer, a, b, c, d, column, width, here, PIXEL: tl.constexpr, EXACT: tl.constexpr):
-    _store(pointer, a, column, width, here, EXACT)
-    _store(pointer + PIXEL, b, column + 1, width, here, EXACT)
-    _store(pointer + 2 * PIXEL, c, column + 2, width, here, EXACT)
-    _store(pointer + 3 * PIXEL, d, column + 3, width, here, EXACT)
+def _wide(row):
+    """In float32."""
+    wide = ()
+    for i in tl.static_range(len(row)):
+        wide = with_one_more(wide, row[i].to(tl.float32))
+    return wide
+
+
+@triton.jit
+def _spread(totals, g, w_right, w_centre, w_left):
+    """Four columns of a row of dx, plus what a row of g gives to them. Of g there are six columns, here and in `_meet`:
+    these four between their neighbours to the left and right."""
+    spread = ()
+    for i in tl.static_range(4):
+        total = totals[i] + g[i + 2] * w_right
+        total = total + g[i + 1] * w_centre
+        spread = with_one_more(spread, total + g[i] * w_left)
+    return spread
+
+
+@triton.jit
+def _meet(sums, x, g):
+    """The sums of a row of three taps, plus the products of four columns of x and those of g that each brings there."""
+    met = ()
+    for i in tl.static_range(3):
+        total = sums[i] + x[0] * g[2 - i]
+        for j in tl.static_range(1, 4):
+            total = total + x[j] * g[2 - i + j]
+        met = with_one_more(met, total)
+    return met
 
 
 @triton.jit
@@ -144,15 +127,7 @@ def _gradients_kernel(
     x += image * batch_stride * ALIGN
     dx += image * dx_batch * DX_ALIGN
     g += image * out_height * g_row
-    w0 = tap(weight, 0, channel, C, channel_step, tap_step, WIDTH, True)
-    w1 = tap(weight, 1, channel, C, channel_step, tap_step, WIDTH, True)
-    w2 = tap(weight, 2, channel, C, channel_step, tap_step, WIDTH, True)
-    w3 = tap(weight, 3, channel, C, channel_step, tap_step, WIDTH, True)
-    w4 = tap(weight, 4, channel, C, channel_step, tap_step, WIDTH, True)
-    w5 = tap(weight, 5, channel, C, channel_step, tap_step, WIDTH, True)
-    w6 = tap(weight, 6, channel, C, channel_step, tap_step, WIDTH, True)
-    w7 = tap(weight, 7, channel, C, channel_step, tap_step, WIDTH, True)
-    w8 = tap(weight, 8, channel, C, channel_step, tap_step, WIDTH, True)
+    w0, w1, w2, w3, w4, w5, w6, w7, w8 = taps(weight, channel, C, channel_step, tap_step, WIDTH, True)
     zero = tl.zeros((WIDTH, CHANNELS), tl.float32)
     d0, d1, d2, d3, d4, d5, d6, d7, d8, d_bias = zero, zero, zero, zero, zero, zero, zero, zero, zero, zero
 
@@ -163,70 +138,47 @@ def _gradients_kernel(
         x_at = x + (top - 1) * row_stride + (column[:, None] * PIXEL + channel[None, :])
         dx_at = dx + (top - 1) * dx_row + (column[:, None] * DX_PIXEL + channel[None, :])
         before = tl.where(top > 0, width, 0)
-        raw_l, raw_a, raw_b, raw_c, raw_d, raw_r = _load6(g_at, column, before, here, C, EXACT)
-        upper_a, upper_b, upper_c, upper_d = _load4(x_at, column, before, here, PIXEL, EXACT)
+        raw = _load_row(g_at, column, before, here, C, EXACT, -1, 5)
+        upper = _load_row(x_at, column, before, here, PIXEL, EXACT, 0, 4)
         g_at += g_row
         x_at += row_stride
-        next_l, next_a, next_b, next_c, next_d, next_r = _load6(g_at, column, width, here, C, EXACT)
-        own_a, own_b, own_c, own_d = _load4(x_at, column, width, here, PIXEL, EXACT)
+        next_raw = _load_row(g_at, column, width, here, C, EXACT, -1, 5)
+        own = _load_row(x_at, column, width, here, PIXEL, EXACT, 0, 4)
         x_at += row_stride
         limit = tl.where(top + 1 < height, width, 0)
-        low_a, low_b, low_c, low_d = _load4(x_at, column, limit, here, PIXEL, EXACT)
-        a, b, c, d = _wide4(raw_a, raw_b, raw_c, raw_d)
-        left, right = raw_l.to(tl.float32), raw_r.to(tl.float32)
-        ready_a, ready_b, ready_c, ready_d = zero, zero, zero, zero  # dx of row k - 1
-        begun_a = _spread(zero, left, a, b, w6, w7, w8)  # of row k
-        begun_b = _spread(zero, a, b, c, w6, w7, w8)
-        begun_c = _spread(zero, b, c, d, w6, w7, w8)
-        begun_d = _spread(zero, c, d, right, w6, w7, w8)
-        upper_a, upper_b, upper_c, upper_d = _wide4(upper_a, upper_b, upper_c, upper_d)
-        own_a, own_b, own_c, own_d = _wide4(own_a, own_b, own_c, own_d)
-        raw_l, raw_a, raw_b, raw_c, raw_d, raw_r = next_l, next_a, next_b, next_c, next_d, next_r
+        low = _load_row(x_at, column, limit, here, PIXEL, EXACT, 0, 4)
+        row = _wide(raw)
+        nothing = (zero, zero, zero, zero)
+        ready = nothing  # dx of row k - 1
+        begun = _spread(nothing, row, w6, w7, w8)  # of row k
+        upper, own = _wide(upper), _wide(own)
+        raw = next_raw
         for k in range(top, bottom):
-            a, b, c, d = _wide4(raw_a, raw_b, raw_c, raw_d)
-            left, right = raw_l.to(tl.float32), raw_r.to(tl.float32)
+            row = _wide(raw)
             g_at += g_row
             limit = tl.where(k + 1 < height, width, 0)
-            raw_l, raw_a, raw_b, raw_c, raw_d, raw_r = _load6(g_at, column, limit, here, C, EXACT)
-            ready_a = _spread(ready_a, left, a, b, w0, w1, w2)
-            ready_b = _spread(ready_b, a, b, c, w0, w1, w2)
-            ready_c = _spread(ready_c, b, c, d, w0, w1, w2)
-            ready_d = _spread(ready_d, c, d, right, w0, w1, w2)
+            raw = _load_row(g_at, column, limit, here, C, EXACT, -1, 5)
+            ready = _spread(ready, row, w0, w1, w2)
             limit = tl.where(k > top, width, 0)
-            _store4(dx_at, ready_a, ready_b, ready_c, ready_d, column, limit, here, DX_PIXEL, EXACT)
+            for i in tl.static_range(4):
+                _store(dx_at + i * DX_PIXEL, ready[i], column + i, limit, here, EXACT)
             dx_at += dx_row
             if RESIDUAL:
-                begun_a, begun_b, begun_c, begun_d = begun_a + a, begun_b + b, begun_c + c, begun_d + d
-            ready_a = _spread(begun_a, left, a, b, w3, w4, w5)
-            ready_b = _spread(begun_b, a, b, c, w3, w4, w5)
-            ready_c = _spread(begun_c, b, c, d, w3, w4, w5)
-            ready_d = _spread(begun_d, c, d, right, w3, w4, w5)
-            begun_a = _spread(zero, left, a, b, w6, w7, w8)
-            begun_b = _spread(zero, a, b, c, w6, w7, w8)
-            begun_c = _spread(zero, b, c, d, w6, w7, w8)
-            begun_d = _spread(zero, c, d, right, w6, w7, w8)
-            d0 = _meet(d0, upper_a, upper_b, upper_c, upper_d, b, c, d, right)
-            d1 = _meet(d1, upper_a, upper_b, upper_c, upper_d, a, b, c, d)
-            d2 = _meet(d2, upper_a, upper_b, upper_c, upper_d, left, a, b, c)
-            upper_a, upper_b, upper_c, upper_d = own_a, own_b, own_c, own_d
-            d3 = _meet(d3, own_a, own_b, own_c, own_d, b, c, d, right)
-            d4 = _meet(d4, own_a, own_b, own_c, own_d, a, b, c, d)
-            d5 = _meet(d5, own_a, own_b, own_c, own_d, left, a, b, c)
-            own_a, own_b, own_c, own_d = _wide4(low_a, low_b, low_c, low_d)
+                begun = (begun[0] + row[1], begun[1] + row[2], begun[2] + row[3], begun[3] + row[4])
+            ready = _spread(begun, row, w3, w4, w5)
+            begun = _spread(nothing, row, w6, w7, w8)
+            d0, d1, d2 = _meet((d0, d1, d2), upper, row)
+            upper = own
+            d3, d4, d5 = _meet((d3, d4, d5), own, row)
+            own = _wide(low)
             x_at += row_stride
             limit = tl.where(k + 2 < height, width, 0)
-            low_a, low_b, low_c, low_d = _load4(x_at, column, limit, here, PIXEL, EXACT)
-            d6 = _meet(d6, own_a, own_b, own_c, own_d, b, c, d, right)
-            d7 = _meet(d7, own_a, own_b, own_c, own_d, a, b, c, d)
-            d8 = _meet(d8, own_a, own_b, own_c, own_d, left, a, b, c)
-            d_bias = d_bias + ((a + b) + (c + d))
-        a, b, c, d = _wide4(raw_a, raw_b, raw_c, raw_d)
-        left, right = raw_l.to(tl.float32), raw_r.to(tl.float32)
-        ready_a = _spread(ready_a, left, a, b, w0, w1, w2)
-        ready_b = _spread(ready_b, a, b, c, w0, w1, w2)
-        ready_c = _spread(ready_c, b, c, d, w0, w1, w2)
-        ready_d = _spread(ready_d, c, d, right, w0, w1, w2)
-        _store4(dx_at, ready_a, ready_b, ready_c, ready_d, column, width, here, DX_PIXEL, EXACT)
+            low = _load_row(x_at, column, limit, here, PIXEL, EXACT, 0, 4)
+            d6, d7, d8 = _meet((d6, d7, d8), own, row)
+            d_bias = d_bias + ((row[1] + row[2]) + (row[3] + row[4]))
+        ready = _spread(ready, _wide(raw), w0, w1, w2)
+        for i in tl.static_range(4):
+            _store(dx_at + i * DX_PIXEL, ready[i], column + i, width, here, EXACT)
     else:
         # A pixel of g with its right and lower neighbours makes two by two pixels of dx: at (even, even), (even,
         # odd), (odd, even) and (odd, odd) places.
@@ -235,26 +187,26 @@ def _gradients_kernel(
         x_at = x + top * 2 * row_stride + (even[:, None] * PIXEL + channel[None, :])
         dx_at = dx + top * 2 * dx_row + (even[:, None] * DX_PIXEL + channel[None, :])
         odd_row = tl.where(2 * top + 1 < height, width, 0)
-        raw_c, raw_r = _load2(g_at, column, out_width, here, C, EXACT)
+        raw = _load_row(g_at, column, out_width, here, C, EXACT, 0, 2)
         g_at += g_row
-        low_c, low_r = _load2(g_at, column, tl.where(top + 1 < out_height, out_width, 0), here, C, EXACT)
-        x_ee, x_eo = _load2(x_at, even, width, here, PIXEL, EXACT)
-        x_oe, x_oo = _load2(x_at + row_stride, even, odd_row, here, PIXEL, EXACT)
-        centre, right = raw_c.to(tl.float32), raw_r.to(tl.float32)
+        low = _load_row(g_at, column, tl.where(top + 1 < out_height, out_width, 0), here, C, EXACT, 0, 2)
+        x_even = _load_row(x_at, even, width, here, PIXEL, EXACT, 0, 2)
+        x_odd = _load_row(x_at + row_stride, even, odd_row, here, PIXEL, EXACT, 0, 2)
+        centre, right = _wide(raw)
         for k in range(top, bottom):
-            below, right_below = low_c.to(tl.float32), low_r.to(tl.float32)
+            below, right_below = _wide(low)
             g_at += g_row
-            low_c, low_r = _load2(g_at, column, tl.where(k + 2 < out_height, out_width, 0), here, C, EXACT)
+            low = _load_row(g_at, column, tl.where(k + 2 < out_height, out_width, 0), here, C, EXACT, 0, 2)
             x_at += row_stride * 2
             limit = tl.where(2 * k + 2 < height, width, 0)
-            even_even, even_odd = x_ee.to(tl.float32), x_eo.to(tl.float32)
-            x_ee, x_eo = _load2(x_at, even, limit, here, PIXEL, EXACT)
+            even_even, even_odd = _wide(x_even)
+            x_even = _load_row(x_at, even, limit, here, PIXEL, EXACT, 0, 2)
             d4 += even_even * centre
             d3 += even_odd * right
             d5 += even_odd * centre
             limit = tl.where(2 * k + 3 < height, width, 0)
-            odd_even, odd_odd = x_oe.to(tl.float32), x_oo.to(tl.float32)
-            x_oe, x_oo = _load2(x_at + row_stride, even, limit, here, PIXEL, EXACT)
+            odd_even, odd_odd = _wide(x_odd)
+            x_odd = _load_row(x_at + row_stride, even, limit, here, PIXEL, EXACT, 0, 2)
             d1 += odd_even * below
             d7 += odd_even * centre
             d0 += odd_odd * right_below
@@ -275,17 +227,9 @@ def _gradients_kernel(
 
     strip = image * tl.num_programs(0) + tl.program_id(0)
     where = parts + strip * 10 * C + channel
-    inside = channel < C
-    tl.store(where, tl.sum(d0, axis=0), mask=inside)
-    tl.store(where + C, tl.sum(d1, axis=0), mask=inside)
-    tl.store(where + C * 2, tl.sum(d2, axis=0), mask=inside)
-    tl.store(where + C * 3, tl.sum(d3, axis=0), mask=inside)
-    tl.store(where + C * 4, tl.sum(d4, axis=0), mask=inside)
-    tl.store(where + C * 5, tl.sum(d5, axis=0), mask=inside)
-    tl.store(where + C * 6, tl.sum(d6, axis=0), mask=inside)
-    tl.store(where + C * 7, tl.sum(d7, axis=0), mask=inside)
-    tl.store(where + C * 8, tl.sum(d8, axis=0), mask=inside)
-    tl.store(where + C * 9, tl.sum(d_bias, axis=0), mask=inside)
+    sums = (d0, d1, d2, d3, d4, d5, d6, d7, d8, d_bias)
+    for i in tl.static_range(len(sums)):
+        tl.store(where + C * i, tl.sum(sums[i], axis=0), mask=channel < C)
 
 
 @triton.jit
@@ -312,21 +256,17 @@ def _add_strips(
 def backward(
     gradient: Tensor,
     x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    residual: bool,
-    activation: str,
-    stride: int,
+    asked: Depthwise,
     tiles: DepthwiseTiles | None = None,
     out: Tensor | None = None,
 ) -> list[Tensor]:
     """Gradients for x, weight and bias if there is one, each in its own dtype; `gradient` is that of `forward`'s
     result. That for x is written to `out` if given, which may be a view into a wider map."""
-    x, weight, gradient = pixels_contiguous(x), channels_side_by_side(weight), gradient.contiguous()
-    g = gradient
-    if activation != "none":
+    x, weight, gradient = pixels_contiguous(x), channels_side_by_side(asked.weight), gradient.contiguous()
+    g, activated, stride = gradient, asked.activation != "none", asked.stride
+    if activated:
         g = torch.empty_like(gradient)
-        convolve(x, weight, bias, gradient, g, False, activation, stride, None)
+        convolve(x, asked._replace(weight=weight, residual=False), g, None, gradient)
     batch, out_height, out_width, channels = g.shape
     together = 4 if stride == 1 else 1  # columns of a thread
     tiles = tiles or _gradient_tiles(g, together)
@@ -339,16 +279,16 @@ def backward(
     _gradients_kernel[grid](
         g, x, weight, dx, parts, x.shape[1], x.shape[2], out_height, out_width, image, row, dx_image, dx_row,
         weight.stride(0), weight.stride(3), C=channels, PIXEL=x.stride(2), ALIGN=align, DX_PIXEL=dx.stride(2),
-        DX_ALIGN=dx_align, STRIDE=stride, RESIDUAL=residual and activation == "none", PIXELS=together,
+        DX_ALIGN=dx_align, STRIDE=stride, RESIDUAL=asked.residual and not activated, PIXELS=together,
         WIDTH=tiles.width // together, CHANNELS=tiles.channels, ROWS=tiles.rows,
         EXACT=channels % tiles.channels == 0, num_warps=tiles.warps, **launch_options(x.device),
     )  # fmt: skip
     dw = torch.empty(weight.shape, dtype=weight.dtype, device=x.device)
-    db = None if bias is None else torch.empty_like(bias)
+    db = None if asked.bias is None else torch.empty_like(asked.bias)
     _add_strips[(triton.cdiv(channels, 16), _PARTS)](
         parts, dw, db, strips, channels, STRIPS=128, CHANNELS=16, num_warps=4, **launch_options(x.device)
     )
-    dx = dx.add_(gradient) if residual and activation != "none" else dx
+    dx = dx.add_(gradient) if asked.residual and activated else dx
     return [dx, dw] if db is None else [dx, dw, db]
 
 

@@ -10,7 +10,7 @@ Sums are kept in float32.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
@@ -19,6 +19,7 @@ from torch import Tensor
 from crispseg.ops.common.custom import custom_op, differentiable, gradients_of_first
 from crispseg.ops.common.dependent_launch import after_the_kernel_before, launch_options
 from crispseg.ops.common.rounding import INTERPRETED, widened
+from crispseg.ops.common.tuples import with_one_more
 from crispseg.ops.maps import depthwise
 
 _BUSY = 512  # programs below which a large GPU has idle processors; strips get shorter until there are as many
@@ -32,6 +33,16 @@ class DepthwiseTiles(NamedTuple):
     channels: int
     rows: int
     warps: int = 4
+
+
+class Depthwise(NamedTuple):
+    """A convolution as it is asked for, see `depthwise.depthwise3x3`."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+    residual: bool = False
+    activation: str = "none"
+    stride: int = 1
 
 
 @triton.jit
@@ -65,6 +76,15 @@ def tap(pointer, tap, channel, channels, channel_step, tap_step, WIDTH: tl.const
 
 
 @triton.jit
+def taps(weight, channel, channels, channel_step, tap_step, WIDTH: tl.constexpr, SPREAD: tl.constexpr):
+    """All nine, row by row."""
+    nine = ()
+    for i in tl.static_range(9):
+        nine = with_one_more(nine, tap(weight, i, channel, channels, channel_step, tap_step, WIDTH, SPREAD))
+    return nine
+
+
+@triton.jit
 def _within(mask, row, height):
     """The mask, for a row inside the map. (The interpreter makes no mask of a tensor and a number.)"""
     rows = tl.zeros(mask.shape, tl.int32) + row
@@ -79,6 +99,14 @@ def _row3(start, offset, row, height, left, centre, right, pixel_stride):
         tl.load(start + offset, mask=_within(centre, row, height), other=0.0),
         tl.load(start + offset + pixel_stride, mask=_within(right, row, height), other=0.0),
     )
+
+
+@triton.jit
+def _add_row(total, row, w_left, w_centre, w_right):
+    """A sum, plus a row of the window."""
+    total = total + row[0] * w_left
+    total = total + row[1] * w_centre
+    return total + row[2] * w_right
 
 
 @triton.jit
@@ -137,7 +165,7 @@ def _convolve_kernel(
         left, centre, right, out_mask = left & here, centre & here, right & here, out_mask & here
     offset = middle[:, None] * PIXEL + channel[None, :]
     start = x + image * batch_stride * ALIGN + (top * STRIDE - 1) * row_stride
-    raw_l, raw_c, raw_r = _row3(start, offset, top * STRIDE - 1, height, left, centre, right, PIXEL)
+    raw = _row3(start, offset, top * STRIDE - 1, height, left, centre, right, PIXEL)
     written = image * out_height * out_width * channels
     out += written
     out_row = out_width * channels
@@ -152,15 +180,7 @@ def _convolve_kernel(
     first = zero  # what a sum begins with
     if bias is not None:
         first += tap(bias, 0, channel, channels, 1, 0, WIDTH, SPREAD)
-    w0 = tap(weight, 0, channel, channels, channel_step, tap_step, WIDTH, SPREAD)
-    w1 = tap(weight, 1, channel, channels, channel_step, tap_step, WIDTH, SPREAD)
-    w2 = tap(weight, 2, channel, channels, channel_step, tap_step, WIDTH, SPREAD)
-    w3 = tap(weight, 3, channel, channels, channel_step, tap_step, WIDTH, SPREAD)
-    w4 = tap(weight, 4, channel, channels, channel_step, tap_step, WIDTH, SPREAD)
-    w5 = tap(weight, 5, channel, channels, channel_step, tap_step, WIDTH, SPREAD)
-    w6 = tap(weight, 6, channel, channels, channel_step, tap_step, WIDTH, SPREAD)
-    w7 = tap(weight, 7, channel, channels, channel_step, tap_step, WIDTH, SPREAD)
-    w8 = tap(weight, 8, channel, channels, channel_step, tap_step, WIDTH, SPREAD)
+    w0, w1, w2, w3, w4, w5, w6, w7, w8 = taps(weight, channel, channels, channel_step, tap_step, WIDTH, SPREAD)
 
     ready = zero  # the output row that the current input row completes
     begun = zero  # the one after it (stride 1)
@@ -168,55 +188,37 @@ def _convolve_kernel(
     incoming = None  # gradient of the row that comes next
     for k in tl.static_range(STRIDE * ROWS + 3 - STRIDE):
         start += row_stride
-        next_l, next_c, next_r = raw_l, raw_c, raw_r
+        next_raw = raw
         if k < STRIDE * ROWS + 2 - STRIDE:
-            next_l, next_c, next_r = _row3(start, offset, top * STRIDE + k, height, left, centre, right, PIXEL)
+            next_raw = _row3(start, offset, top * STRIDE + k, height, left, centre, right, PIXEL)
         finished = incoming
         if gradient is not None and k > 0 and k < STRIDE * ROWS + 2 - STRIDE and (k + 1) % STRIDE == 0:
-            row = top + (k - 1) // STRIDE
-            place = tl.cast(row, tl.int64) * out_row + out_offset
-            incoming = tl.load(gradient + place, mask=_within(out_mask, row, out_height), other=0.0)
-        at_l, at_c, at_r = widened(raw_l), widened(raw_c), widened(raw_r)
+            out_at = top + (k - 1) // STRIDE
+            place = tl.cast(out_at, tl.int64) * out_row + out_offset
+            incoming = tl.load(gradient + place, mask=_within(out_mask, out_at, out_height), other=0.0)
+        row = (widened(raw[0]), widened(raw[1]), widened(raw[2]))
         if k >= 2 and k % STRIDE == 0:
-            ready = ready + at_l * w6
-            ready = ready + at_c * w7
-            ready = ready + at_r * w8
+            ready = _add_row(ready, row, w6, w7, w8)
             _finish(
                 ready, own, finished, out, normed, gamma, beta, eps, top + (k - 2) // STRIDE, out_height, out_mask,
                 out_offset, channel, channels, out_row, ACTIVATION, RESIDUAL, EXACT,
             )  # fmt: skip
         if STRIDE == 1:
-            ready = begun + at_l * w3
-            ready = ready + at_c * w4
-            ready = ready + at_r * w5
-            begun = first + at_l * w0
-            begun = begun + at_c * w1
-            begun = begun + at_r * w2
-            own = at_c
+            ready = _add_row(begun, row, w3, w4, w5)
+            begun = _add_row(first, row, w0, w1, w2)
+            own = row[1]
         elif k % 2 == 0:
-            ready = first + at_l * w0
-            ready = ready + at_c * w1
-            ready = ready + at_r * w2
+            ready = _add_row(first, row, w0, w1, w2)
         else:
-            ready = ready + at_l * w3
-            ready = ready + at_c * w4
-            ready = ready + at_r * w5
-        raw_l, raw_c, raw_r = next_l, next_c, next_r
+            ready = _add_row(ready, row, w3, w4, w5)
+        raw = next_raw
 
 
-def forward(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    residual: bool,
-    activation: str,
-    stride: int,
-    tiles: DepthwiseTiles | None = None,
-) -> Tensor:
+def forward(x: Tensor, asked: Depthwise, tiles: DepthwiseTiles | None = None) -> Tensor:
     """act(conv(x) + bias) (+ x): (B, H, W, C) -> (B, H', W', C)."""
     x = pixels_contiguous(x)
-    out = _halved(x, weight, bias, residual, activation, stride)
-    convolve(x, weight, bias, None, out, residual, activation, stride, tiles)
+    out = _halved(x, *asked)
+    convolve(x, asked, out, tiles)
     return out
 
 
@@ -230,31 +232,27 @@ def forward_norm(
         channels = triton.next_power_of_2(x.shape[-1])
         width = 4 if channels == 256 else max(1, 512 // channels)
         tiles = _with_rows(out, width, channels, (8, 4, 2, 1) if channels > 128 else (4, 2, 1))
-    convolve(x, weight, bias, None, out, True, "none", 1, tiles, (normed, *norm))
+    convolve(x, Depthwise(weight, bias, residual=True), out, tiles, norm=(normed, *norm))
     return out, normed
 
 
 def convolve(
     x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    gradient: Tensor | None,
+    asked: Depthwise,
     out: Tensor,
-    residual: bool,
-    activation: str,
-    stride: int,
     tiles: DepthwiseTiles | None,
+    gradient: Tensor | None = None,
     norm: tuple[Tensor | None, Tensor | None, Tensor | None, float] = (None, None, None, 0.0),
 ) -> None:
-    channels, weight = x.shape[-1], channels_side_by_side(weight)
+    channels, weight = x.shape[-1], channels_side_by_side(asked.weight)
     if tiles is None:
         block = channel_block(channels)
         tiles = _with_rows(out, 512 // block, block, (8, 4, 2, 1) if gradient is None else (16, 8, 4, 2, 1))
     (image, row, _), align = aligned_strides(x)
     _convolve_kernel[grid_of(out, tiles)](
-        x, weight, bias, gradient, out, *norm, x.shape[1], x.shape[2], out.shape[1], out.shape[2], channels, image,
-        row, weight.stride(0), weight.stride(3), PIXEL=x.stride(2), STRIDE=stride, ACTIVATION=activation,
-        RESIDUAL=residual, ALIGN=align, WIDTH=tiles.width, CHANNELS=tiles.channels, ROWS=tiles.rows,
+        x, weight, asked.bias, gradient, out, *norm, *x.shape[1:3], *out.shape[1:3], channels, image, row,
+        weight.stride(0), weight.stride(3), PIXEL=x.stride(2), STRIDE=asked.stride, ACTIVATION=asked.activation,
+        RESIDUAL=asked.residual, ALIGN=align, WIDTH=tiles.width, CHANNELS=tiles.channels, ROWS=tiles.rows,
         SPREAD=tiles.width * tiles.channels <= _HELD * 32 * tiles.warps,
         EXACT=channels % tiles.channels == 0, num_warps=tiles.warps, **launch_options(x.device),
     )  # fmt: skip
@@ -303,26 +301,20 @@ def aligned_strides(x: Tensor) -> tuple[tuple[int, ...], int]:
 
 
 @depthwise.depthwise3x3.kernel
-def depthwise3x3(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    residual: bool = False,
-    activation: str = "none",
-    stride: int = 1,
-) -> Tensor:
-    depthwise.check(activation, stride, residual)
-    return _forward(x, weight, bias, residual, activation, stride)
+def depthwise3x3(x: Tensor, *given: Any, **options: Any) -> Tensor:
+    asked = Depthwise(*given, **options)
+    depthwise.check(asked.activation, asked.stride, asked.residual)
+    return _forward(x, *asked)
 
 
-def _halved(x: Tensor, weight: Tensor, bias: Tensor | None, residual: bool, activation: str, stride: int) -> Tensor:
-    batch, height, width, channels = x.shape
+def _halved(x: Tensor, *asked: Any) -> Tensor:
+    (batch, height, width, channels), stride = x.shape, Depthwise(*asked).stride
     return x.new_empty(batch, triton.cdiv(height, stride), triton.cdiv(width, stride), channels)
 
 
 @custom_op("depthwise3x3", like=_halved)
 def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, residual: bool, activation: str, stride: int) -> Tensor:
-    return forward(x, weight, bias, residual, activation, stride)
+    return forward(x, Depthwise(weight, bias, residual, activation, stride))
 
 
 @custom_op("depthwise3x3_backward", like=gradients_of_first(3))
@@ -331,7 +323,7 @@ def _backward(
 ) -> list[Tensor]:
     from crispseg.ops.maps import depthwise_gradients
 
-    return depthwise_gradients.backward(gradient, x, weight, bias, residual, activation, stride)
+    return depthwise_gradients.backward(gradient, x, Depthwise(weight, bias, residual, activation, stride))
 
 
 differentiable(_forward, _backward, depthwise.depthwise3x3)

@@ -13,7 +13,7 @@ a fixed order.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -27,7 +27,7 @@ from crispseg.ops.common.hardware import multiprocessors, padded
 from crispseg.ops.common.norm import Norm
 from crispseg.ops.common.rounding import multiply, widened
 from crispseg.ops.maps import normalize
-from crispseg.ops.maps.resizing_kernels import between
+from crispseg.ops.maps.resizing_kernels import between, interpolated
 
 
 class AddTiles(NamedTuple):
@@ -111,9 +111,9 @@ class Rows(NamedTuple):
     """A tensor (..., C) as rows whose distance in memory is given with the power of two (16 at most) that divides it:
     multiplied by that in a kernel, the compiler knows how wide it may load."""
 
-    tensor: Tensor  # (rows, C)
-    distance: int
-    align: int
+    tensor: Any = None  # (rows, C); or there is none
+    distance: int = 1
+    align: int = 1
 
     @classmethod
     def of(cls, x: Tensor) -> Rows:
@@ -135,7 +135,7 @@ def layer_norm(
     """Of x (..., C); times the gate (..., C), in whose precision the result is then. Each program has so many elements,
     in whole rows."""
     x = x.contiguous()
-    by, distance, align = (None, 1, 1) if gate is None else Rows.of(gate)
+    by = Rows() if gate is None else Rows.of(gate)
     out = torch.empty(x.shape, dtype=x.dtype if gate is None else gate.dtype, device=x.device)
     width = x.shape[-1]
     count = x.numel() // width
@@ -143,8 +143,8 @@ def layer_norm(
     elements = elements or (1024 if x.numel() <= 1 << 17 else 2048)
     rows = max(1, elements // columns)
     _norm_kernel[(triton.cdiv(count, rows),)](
-        x, by, weight, bias, out, count, eps, distance, ALIGN=align, WIDTH=width, ROWS=rows, COLUMNS=columns,
-        num_warps=4, **launch_options(x.device),
+        x, by.tensor, weight, bias, out, count, eps, by.distance, ALIGN=by.align, WIDTH=width, ROWS=rows,
+        COLUMNS=columns, num_warps=4, **launch_options(x.device),
     )  # fmt: skip
     return out
 
@@ -214,12 +214,11 @@ def layer_norm_gradients(
     programs = max(1, triton.cdiv(blocks, max(1, triton.cdiv(blocks, most))))  # that have equally many
     dx = torch.empty_like(x)
     parts = torch.empty((programs, 2, width), dtype=torch.float32, device=x.device)
-    by, result = (None, None) if gate is None else (Rows.of(gate[0]), Rows.to(gate[1]))
+    by, result = (Rows(), Rows()) if gate is None else (Rows.of(gate[0]), Rows.to(gate[1]))
     _norm_gradients_kernel[(programs,)](
-        gradient, x, by and by.tensor, weight, bias, dx, result and result.tensor, parts, count, blocks, eps,
-        by.distance if by else 1, result.distance if result else 1, ALIGN=by.align if by else 1,
-        DALIGN=result.align if result else 1, WIDTH=width, ROWS=rows, COLUMNS=columns, STAGES=tiles.stages,
-        num_warps=tiles.warps, **launch_options(x.device),
+        gradient, x, by.tensor, weight, bias, dx, result.tensor, parts, count, blocks, eps, by.distance,
+        result.distance, ALIGN=by.align, DALIGN=result.align, WIDTH=width, ROWS=rows, COLUMNS=columns,
+        STAGES=tiles.stages, num_warps=tiles.warps, **launch_options(x.device),
     )  # fmt: skip
     dweight, dbias = torch.empty_like(weight), torch.empty_like(bias)
     add_column_parts(parts.flatten(1), dweight, dbias)
@@ -262,14 +261,8 @@ def _norm_relu_add_kernel(
     left, right, along = between(place % width, scale_x, coarse_w)
     coarser += image * coarse_h * coarse_w * OUT
     ok = inside[:, None] & wanted[None, :]
-    a = tl.load(coarser + (top * coarse_w + left)[:, None].to(tl.int64) * OUT + n[None, :], mask=ok, other=0.0)
-    b = tl.load(coarser + (top * coarse_w + right)[:, None].to(tl.int64) * OUT + n[None, :], mask=ok, other=0.0)
-    c = tl.load(coarser + (bottom * coarse_w + left)[:, None].to(tl.int64) * OUT + n[None, :], mask=ok, other=0.0)
-    d = tl.load(coarser + (bottom * coarse_w + right)[:, None].to(tl.int64) * OUT + n[None, :], mask=ok, other=0.0)
-    along, down = along[:, None], down[:, None]
-    above = a.to(tl.float32) * (1 - along) + b.to(tl.float32) * along
-    below = c.to(tl.float32) * (1 - along) + d.to(tl.float32) * along
-    added = above * (1 - down) + below * down
+    upper, lower = top * coarse_w, bottom * coarse_w
+    added = interpolated(coarser, upper, lower, left, right, down, along, n, OUT, ok)
 
     matrix = tl.load(weight + n[None, :] * WIDTH + columns[:, None], mask=used[:, None] & wanted[None, :], other=0.0)
     gain = tl.load(norm_weight + columns, mask=used, other=0.0).to(tl.float32)

@@ -30,6 +30,19 @@ def between(index, scale, size):
 
 
 @triton.jit
+def interpolated(coarser, upper, lower, left, right, down, along, channel, channels, mask):
+    """A map with channels last, between two pixels of each of two rows, which start at pixels `upper` and `lower`."""
+    a = tl.load(coarser + (upper + left)[:, None].to(tl.int64) * channels + channel[None, :], mask=mask, other=0.0)
+    b = tl.load(coarser + (upper + right)[:, None].to(tl.int64) * channels + channel[None, :], mask=mask, other=0.0)
+    c = tl.load(coarser + (lower + left)[:, None].to(tl.int64) * channels + channel[None, :], mask=mask, other=0.0)
+    d = tl.load(coarser + (lower + right)[:, None].to(tl.int64) * channels + channel[None, :], mask=mask, other=0.0)
+    along, down = along[:, None], down[:, None]
+    above = a.to(tl.float32) * (1 - along) + b.to(tl.float32) * along
+    below = c.to(tl.float32) * (1 - along) + d.to(tl.float32) * along
+    return above * (1 - down) + below * down
+
+
+@triton.jit
 def _resize_add_kernel(
     finer, coarser, out, pixels, fine_h, fine_w, coarse_h, coarse_w, channels, scale_y, scale_x,
     PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
@@ -41,16 +54,8 @@ def _resize_add_kernel(
     top, bottom, down = between(pixel // fine_w % fine_h, scale_y, coarse_h)
     left, right, along = between(pixel % fine_w, scale_x, coarse_w)
     upper, lower = (image * coarse_h + top) * coarse_w, (image * coarse_h + bottom) * coarse_w
-
-    a = tl.load(coarser + (upper + left)[:, None] * channels + channel[None, :], mask=inside, other=0.0)
-    b = tl.load(coarser + (upper + right)[:, None] * channels + channel[None, :], mask=inside, other=0.0)
-    c = tl.load(coarser + (lower + left)[:, None] * channels + channel[None, :], mask=inside, other=0.0)
-    d = tl.load(coarser + (lower + right)[:, None] * channels + channel[None, :], mask=inside, other=0.0)
-    along, down = along[:, None], down[:, None]
-    above = a.to(tl.float32) * (1 - along) + b.to(tl.float32) * along
-    below = c.to(tl.float32) * (1 - along) + d.to(tl.float32) * along
+    result = interpolated(coarser, upper, lower, left, right, down, along, channel, channels, inside)
     places = pixel[:, None].to(tl.int64) * channels + channel[None, :]
-    result = above * (1 - down) + below * down
     result += tl.load(finer + places, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + places, result, mask=inside)
 

@@ -81,12 +81,12 @@ class Problem(NamedTuple):
 
 
 class Combined(NamedTuple):
-    """What `combine` leaves; parts by its programs, of which one image has as many as `parts` says."""
+    """What `combine` leaves, in its order; parts by its programs, of which one image has as many as `parts` says."""
 
-    state: Tensor  # (B, N, H*P) A and, below, dS: in the precision of the products
-    dsums: Tensor
+    state: Tensor  # (B, N, H*P) A and, as `dsums`, dS: in the precision of the products
     lift: Tensor  # (B, H*P) a mu
     skip: Tensor  # (H*P,)
+    dsums: Tensor
     dq: Tensor  # (B, parts, N)
     dlift: Tensor  # (B, parts) mu dmu / L
     dmean: Tensor  # (B, parts, N) dS mu
@@ -166,19 +166,17 @@ def _state_gradients(given: Problem, grad: Tensor) -> tuple[Tensor, Tensor]:
 
 def _combine(given: Problem, da: Tensor, dshift: Tensor) -> Combined:
     batch, tokens, heads, width, state = given.sizes
-    inner, gates = given.sizes.inner, given.gates
+    inner = given.sizes.inner
     parts = triton.cdiv(inner, _COMBINED)
     empty = functools.partial(torch.empty, dtype=torch.float32, device=da.device)
     kind = state_dtype(given.product)
     found = Combined(
-        empty(batch, state, inner, dtype=kind), empty(batch, state, inner, dtype=kind), empty(batch, inner),
-        empty(inner), empty(batch, parts, state), empty(batch, parts), empty(batch, parts, state),
-        empty(batch, inner), empty(batch, inner), empty(batch, inner),
+        empty(batch, state, inner, dtype=kind), empty(batch, inner), empty(inner),
+        empty(batch, state, inner, dtype=kind), empty(batch, parts, state), empty(batch, parts),
+        empty(batch, parts, state), empty(batch, inner), empty(batch, inner), empty(batch, inner),
     )  # fmt: skip
     kernels.combine[(parts, batch)](
-        da, dshift, given.kv, given.k, given.q, given.mu, given.d, gates.omega, gates.s, gates.t,
-        found.state, found.lift, found.skip, found.dsums, found.dq, found.dlift, found.dmean, found.dshift,
-        found.dkeep, found.damplify, tokens, da.shape[1],
+        da, dshift, given.kv, given.k, given.q, given.mu, given.d, *given.gates[1:], *found, tokens, da.shape[1],
         N=state, H=heads, P=width, NP=padded(state), COLUMNS=_COMBINED, NORMALIZED=given.normalized,
         AMPLIFIED=given.mean_of_skip, PRODUCT=given.product, num_warps=4, **launch_options(da.device),
     )  # fmt: skip

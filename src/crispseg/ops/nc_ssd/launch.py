@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -88,14 +89,16 @@ class States(NamedTuple):
     affine: Tensor  # (B, 3, H*P) a mu, (1 + s - a) mean, skip
 
 
-def takes(v: Tensor, b: Tensor, c: Tensor, rho: Tensor, rule: Rule) -> bool:
-    """Whether the kernels can work on these tensors (v with channels last, whole or by heads)."""
+def takes(v: Tensor, b: Tensor, c: Tensor, rho: Tensor, parameters: Iterable[Tensor | None], rule: Rule) -> bool:
+    """Whether the kernels can work on these tensors: v (B, L, H, P), b and c (B, L, N), rho (B, L, H)."""
     tensors = (v, b, c, rho)
     return (
         rule.residual_folds
         and all(x.dtype in DTYPES and (x.is_cuda or INTERPRETED) for x in tensors)
+        and all(x.dtype in DTYPES for x in parameters if x is not None)
         and all(size > 0 for x in tensors for size in x.shape)
         and b.shape[-1] <= LARGEST_STATE
+        and v.shape[-1] <= LARGEST_HEAD
         and v.shape[0] < 2**16  # the number of programs along a launch's second axis
     )
 

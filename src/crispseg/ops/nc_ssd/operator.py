@@ -26,7 +26,7 @@ from crispseg.errors import UserError
 from crispseg.ops.common.custom import custom_op, differentiable, gradients_of_first
 from crispseg.ops.nc_ssd import formula
 from crispseg.ops.nc_ssd.backward import Problem, gradients
-from crispseg.ops.nc_ssd.launch import DTYPES, LARGEST_HEAD, LARGEST_STATE, empty_sums, read_out, sum_states, takes
+from crispseg.ops.nc_ssd.launch import LARGEST_HEAD, LARGEST_STATE, empty_sums, read_out, sum_states, takes
 from crispseg.ops.nc_ssd.spec import Gates, Rule
 
 _INPUTS = (
@@ -35,21 +35,15 @@ _INPUTS = (
 )
 
 
-def supports(v: Tensor, b: Tensor, c: Tensor, rho: Tensor, d: Tensor, gates: Gates, rule: Rule) -> bool:
-    """Whether these kernels can take over from the torch path."""
-    parameters = [d, *(x for x in gates if x is not None)]
-    return takes(v, b, c, rho, rule) and v.shape[-1] <= LARGEST_HEAD and all(x.dtype in DTYPES for x in parameters)
-
-
 @formula.dispatched.unless
 def _(v: Tensor, b: Tensor, c: Tensor, rho: Tensor, d: Tensor, gates: Gates, rule: Rule) -> str | None:
-    return None if supports(v, b, c, rho, d, gates, rule) else "sizes or a rule that it does not know"
+    return None if takes(v, b, c, rho, (d, *gates), rule) else "sizes or a rule that it does not know"
 
 
 @formula.dispatched.kernel
 def ncssd(v: Tensor, b: Tensor, c: Tensor, rho: Tensor, d: Tensor, gates: Gates, rule: Rule) -> Tensor:
     """See `crispseg.ops.ncssd`."""
-    if not supports(v, b, c, rho, d, gates, rule):
+    if not takes(v, b, c, rho, (d, *gates), rule):
         raise UserError(
             f"the triton backend takes float32, bfloat16 or float16 tensors on a CUDA device, N up to {LARGEST_STATE}, "
             f'P up to {LARGEST_HEAD} and no "unnormalized" residual; this is {v.dtype} on {v.device} with '

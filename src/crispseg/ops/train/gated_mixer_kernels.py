@@ -9,7 +9,7 @@ mixing's three sweeps, the gain rho = softplus(dt + bias) exp(log A), which is m
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -20,21 +20,17 @@ from crispseg.ops.common.column_sums import add_column_parts
 from crispseg.ops.common.custom import custom_op, differentiable, gradients_of_first
 from crispseg.ops.common.dependent_launch import after_the_kernel_before, launch_options
 from crispseg.ops.common.hardware import multiprocessors
-from crispseg.ops.infer.gated_mixer import flat
+from crispseg.ops.infer.gated_mixer import FLAT, Mixing
 from crispseg.ops.maps import depthwise_gradients, depthwise_kernels, normalize_kernels
+from crispseg.ops.maps.depthwise_kernels import Depthwise
 from crispseg.ops.maps.normalize_kernels import Rows, places_of
 from crispseg.ops.nc_ssd import kernels as ncssd_kernels
 from crispseg.ops.nc_ssd.backward import Problem
 from crispseg.ops.nc_ssd.backward import gradients as mixing_gradients
-from crispseg.ops.nc_ssd.launch import DTYPES, LARGEST_HEAD, empty_sums, read_out, sum_states, takes
-from crispseg.ops.nc_ssd.spec import Gates, Rule
+from crispseg.ops.nc_ssd.launch import empty_sums, read_out, sum_states, takes
 from crispseg.ops.train.gated_mixer import convolve_mix_gate
 
-_INPUTS = (
-    "Tensor projected, Tensor conv_weight, Tensor conv_bias, Tensor dt_bias, Tensor a_log, Tensor d, Tensor? residual, "
-    "Tensor? omega, Tensor? s, Tensor? t, Tensor norm_weight, Tensor norm_bias, float eps, bool normalized, "
-    "bool skip_before"
-)
+_INPUTS = f"Tensor projected, Tensor conv_weight, Tensor conv_bias, {FLAT}"
 _TENSORS = 12  # of these
 _KEPT = 6  # tensors for the backward pass, beside the inputs
 _LARGEST_WIDTH = 4096  # channels that one program can normalise
@@ -42,84 +38,43 @@ _GAINS = 1024  # that a program works on at a time
 _WAVES = 2  # programs per multiprocessor, of the kernel that leaves parts to be added
 
 
-class Given(NamedTuple):
-    """What the operator is given; see `gated_mixer.py`."""
-
-    projected: Tensor
-    conv_weight: Tensor
-    conv_bias: Tensor
-    dt_bias: Tensor
-    a_log: Tensor
-    d: Tensor
-    gates: Gates
-    norm_weight: Tensor
-    norm_bias: Tensor
-    eps: float
-    normalized: bool
-    skip_before: bool
-
-    @classmethod
-    def of(cls, *inputs: Any) -> Given:
-        """Of the custom operator's inputs."""
-        return cls._make((*inputs[:6], Gates(*inputs[6:10]), *inputs[10:]))
-
-    @property
-    def rule(self) -> Rule:
-        return Rule.of_flags(self.normalized, self.skip_before)
-
-    def split(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """z (B, H, W, inner), xbc (B, H, W, inner + 2N) and dt (B, H, W, heads) of a tensor like the projected one."""
-        inner, mixed, heads = (len(x) for x in (self.norm_weight, self.conv_weight, self.d))
-        sizes = [inner, mixed, heads, projected.shape[-1] - inner - mixed - heads]
-        return projected.split(sizes, dim=-1)[:3]
-
-    def tokens(self, xbc: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """V (B, L, heads, P), B and C (B, L, N) of a convolved map."""
-        inner, mixed = len(self.norm_weight), len(self.conv_weight)
-        state = (mixed - inner) // 2
-        v, b, c = xbc.flatten(1, 2).split([inner, state, state], dim=-1)
-        return v.unflatten(-1, (len(self.d), -1)), b, c
-
-
 @convolve_mix_gate.unless
-def why_not(*arguments: Any) -> str | None:
-    given, rule = Given.of(*flat(*arguments)), arguments[7]
-    inner, heads = len(given.norm_weight), len(given.d)
-    parameters = (*given[1:6], *(x for x in given.gates if x is not None), given.norm_weight, given.norm_bias)
-    supported = inner % heads == 0 and inner <= _LARGEST_WIDTH and inner // heads <= LARGEST_HEAD
+def why_not(projected: Tensor, conv_weight: Tensor, conv_bias: Tensor, mixing: Mixing) -> str | None:
+    inner, parameters = len(mixing.norm.weight), (conv_weight, conv_bias, *mixing[:3], *mixing.gates, *mixing.norm[:2])
+    supported = inner % len(mixing.d) == 0 and inner <= _LARGEST_WIDTH
     if supported:
-        _, xbc, dt = given.split(given.projected)
-        supported = takes(*given.tokens(xbc), dt, rule) and all(x.dtype in DTYPES for x in parameters)
+        _, xbc, dt = mixing.split(projected, len(conv_weight))
+        supported = takes(*mixing.tokens(xbc.flatten(1, 2)), dt, parameters, mixing.rule)
     return None if supported else "sizes, types or a rule that it does not know"
 
 
 @convolve_mix_gate.kernel
-def _(*arguments: Any) -> Tensor:
-    return _forward(*flat(*arguments))[0]
+def _(projected: Tensor, conv_weight: Tensor, conv_bias: Tensor, mixing: Mixing) -> Tensor:
+    return _forward(projected, conv_weight, conv_bias, *mixing.flat)[0]
 
 
-def _like_all(*inputs: Any) -> tuple[Tensor, ...]:
-    given = Given.of(*inputs)
-    batch, *size, _ = given.projected.shape
-    inner, mixed = len(given.norm_weight), len(given.conv_weight)
-    out, xbc = (given.projected.new_empty(batch, *size, width) for width in (inner, mixed))
+def _like_all(projected: Tensor, conv_weight: Tensor, conv_bias: Tensor, *flat: Any) -> tuple[Tensor, ...]:
+    mixing = Mixing.of_flat(*flat)
+    batch, *size, _ = projected.shape
+    inner, mixed = len(mixing.norm.weight), len(conv_weight)
+    out, xbc = (projected.new_empty(batch, *size, width) for width in (inner, mixed))
     y = out.new_empty(out.shape, dtype=torch.float32)
-    return out, xbc, y, *empty_sums(out, batch, (mixed - inner) // 2, inner, given.normalized)
+    return out, xbc, y, *empty_sums(out, batch, (mixed - inner) // 2, inner, mixing.rule.fusion == "normalized")
 
 
 @custom_op("convolve_mix_gate", like=_like_all, schema=f"({_INPUTS}) -> ({', '.join(['Tensor'] * (1 + _KEPT))})")
-def _forward(*inputs: Any) -> tuple[Tensor, ...]:
+def _forward(projected: Tensor, conv_weight: Tensor, conv_bias: Tensor, *flat: Any) -> tuple[Tensor, ...]:
     """The result and what the backward pass needs: xbc convolved, the tokens before their norm, kv, k, q, mu."""
-    given = Given.of(*inputs)
-    z, raw, dt = given.split(given.projected)
-    xbc = depthwise_kernels.forward(raw, given.conv_weight, given.conv_bias, False, "silu", 1)
-    v, b, c = given.tokens(xbc)
-    gain = given.dt_bias, given.a_log
-    states = sum_states(v, b, c, dt.flatten(1, 2), given.d, given.gates, given.rule, gain)
+    mixing = Mixing.of_flat(*flat)
+    z, raw, dt = mixing.split(projected, len(conv_weight))
+    xbc = depthwise_kernels.forward(raw, Depthwise(conv_weight, conv_bias, activation="silu"))
+    v, b, c = mixing.tokens(xbc.flatten(1, 2))
+    gain = mixing.dt_bias, mixing.a_log
+    states = sum_states(v, b, c, dt.flatten(1, 2), mixing.d, mixing.gates, mixing.rule, gain)
     # Neither y is rounded nor its gradient: D's is what little is left of a sum over all tokens. And in raw fusion y
     # grows with the number of tokens, beyond float16.
-    y = read_out(v, b, c, states, given.normalized).view(z.shape)
-    out = normalize_kernels.layer_norm(y, given.norm_weight, given.norm_bias, given.eps, gate=z)
+    y = read_out(v, b, c, states, mixing.rule.fusion == "normalized").view(z.shape)
+    out = normalize_kernels.layer_norm(y, *mixing.norm, gate=z)
     return out, xbc, y, states.kv, states.k, states.q, states.mu
 
 
@@ -128,30 +83,31 @@ def _forward(*inputs: Any) -> tuple[Tensor, ...]:
     like=gradients_of_first(_TENSORS),
     schema=f"(Tensor gradient, {_INPUTS}, Tensor xbc, Tensor y, Tensor kv, Tensor k, Tensor q, Tensor mu) -> Tensor[]",
 )
-def _backward(gradient: Tensor, *inputs: Any) -> list[Tensor]:
+def _backward(
+    gradient: Tensor, projected: Tensor, conv_weight: Tensor, conv_bias: Tensor, *flat_and_kept: Any
+) -> list[Tensor]:
     """Of what is given, but for gates that are not. Those of z, xbc and dt are written where they belong at once."""
-    given, (xbc, y, *sums) = Given.of(*inputs[:-_KEPT]), inputs[-_KEPT:]
-    z, raw, dt = given.split(given.projected)
-    result = torch.empty(given.projected.shape, dtype=raw.dtype, device=raw.device)
-    dz, draw, _ = given.split(result)
-    dy, *of_norm = normalize_kernels.layer_norm_gradients(
-        gradient, y, given.norm_weight, given.norm_bias, given.eps, gate=(z, dz)
-    )
-    v, b, c = given.tokens(xbc)
-    rho = gains(dt, given.dt_bias, given.a_log)
-    mean_of_skip = given.skip_before and given.gates.use_mean
-    problem = Problem(v, b, c, rho.flatten(1, 2), given.d, given.gates, given.normalized, mean_of_skip, *sums)
+    mixing, (xbc, y, *sums) = Mixing.of_flat(*flat_and_kept[:-_KEPT]), flat_and_kept[-_KEPT:]
+    normalized, skip_before = mixing.rule.flags
+    z, raw, dt = mixing.split(projected, len(conv_weight))
+    result = torch.empty(projected.shape, dtype=raw.dtype, device=raw.device)
+    dz, draw, _ = mixing.split(result, len(conv_weight))
+    dy, *of_norm = normalize_kernels.layer_norm_gradients(gradient, y, *mixing.norm, gate=(z, dz))
+    v, b, c = mixing.tokens(xbc.flatten(1, 2))
+    rho = gains(dt, mixing.dt_bias, mixing.a_log)
+    mean_of_skip = skip_before and mixing.gates.use_mean
+    problem = Problem(v, b, c, rho.flatten(1, 2), mixing.d, mixing.gates, normalized, mean_of_skip, *sums)
     dxbc = torch.empty_like(xbc, memory_format=torch.contiguous_format)
     _, _, _, drho, dd, *of_gates = mixing_gradients(problem, dy.view(v.shape), dxbc.flatten(1, 2))
-    of_gain = gain_gradients(drho, dt, given.dt_bias, given.a_log, result[..., z.shape[-1] + raw.shape[-1] :])
-    convolution = given.conv_weight, given.conv_bias, False, "silu", 1
-    _, *of_convolution = depthwise_gradients.backward(dxbc, raw, *convolution, out=draw)
+    of_dt = result[..., z.shape[-1] + raw.shape[-1] :]
+    of_gain = gain_gradients(drho, dt, mixing.dt_bias, mixing.a_log, of_dt)
+    convolution = Depthwise(conv_weight, conv_bias, activation="silu")
+    _, *of_convolution = depthwise_gradients.backward(dxbc, raw, convolution, out=draw)
     return [result, *of_convolution, *of_gain, dd, *of_gates, *of_norm]
 
 
-def _formula(*inputs: Any) -> Tensor:
-    given = Given.of(*inputs)
-    return convolve_mix_gate.formula(*given[:7], given.rule, *given[7:10])
+def _formula(projected: Tensor, conv_weight: Tensor, conv_bias: Tensor, *flat: Any) -> Tensor:
+    return convolve_mix_gate.formula(projected, conv_weight, conv_bias, Mixing.of_flat(*flat))
 
 
 differentiable(_forward, _backward, convolve_mix_gate, formula=_formula)

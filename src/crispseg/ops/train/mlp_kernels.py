@@ -7,33 +7,21 @@ h is the first product before its bias, which is added here in float32.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from crispseg.ops.common.column_sums import add_column_parts, column_part, column_sums, cut, relu_gradients
+from crispseg.ops.common.column_sums import Blocks, add_column_parts, column_part, column_sums, cut, relu_gradients
 from crispseg.ops.common.custom import custom_op, differentiable, gradients_of_first
 from crispseg.ops.common.dependent_launch import after_the_kernel_before, launch_options
 from crispseg.ops.common.rounding import widened
 from crispseg.ops.train import mlp
 
-
-class MLPTiles(NamedTuple):
-    """Rows and hidden units of a block, and the warps of the program that works on it."""
-
-    rows: int
-    columns: int
-    warps: int
-
-
-_FORWARD = MLPTiles(32, 128, 4)
-
-
-def _backward_tiles(rows: int) -> MLPTiles:
-    return MLPTiles(32, 128, 8) if rows >= 1 << 17 else MLPTiles(8, 128, 4)
+_FORWARD = 128, 4096, 4  # the most hidden units of a block, its elements, and the warps of the program that works on it
+_COLUMNS = 128  # hidden units of a block in the backward pass
 
 
 @triton.jit
@@ -52,16 +40,16 @@ def _below(h):
 
 @triton.jit
 def _gelu(
-    h, bias, u, rows, HIDDEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPENDENT: tl.constexpr
+    h, bias, u, rows, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPENDENT: tl.constexpr
 ):  # fmt: skip
     after_the_kernel_before(DEPENDENT)
     first = tl.program_id(0).to(tl.int64) * ROWS
     row, column = tl.arange(0, ROWS), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = (first + row < rows)[:, None] & (column < HIDDEN)[None, :]
-    h, u = h + first * HIDDEN, u + first * HIDDEN
-    place = row[:, None] * HIDDEN + column[None, :]
+    inside = (first + row < rows)[:, None] & (column < WIDTH)[None, :]
+    h, u = h + first * WIDTH, u + first * WIDTH
+    place = row[:, None] * WIDTH + column[None, :]
     x = widened(tl.load(h + place, mask=inside, other=0.0))
-    x += tl.load(bias + column, mask=column < HIDDEN, other=0.0).to(tl.float32)[None, :]
+    x += tl.load(bias + column, mask=column < WIDTH, other=0.0).to(tl.float32)[None, :]
     share, _ = _below(x)
     tl.store(u + place, (x * share).to(u.dtype.element_ty), mask=inside)
 
@@ -103,12 +91,8 @@ def _gelu_gradients(
 
 def gelu(h: Tensor, bias: Tensor) -> Tensor:
     """gelu(h + bias) of a contiguous h (rows, hidden), in its dtype."""
-    rows, hidden = h.shape
-    u, tiles = torch.empty_like(h), _FORWARD
-    _gelu[(triton.cdiv(rows, tiles.rows), triton.cdiv(hidden, tiles.columns))](
-        h, bias, u, rows, HIDDEN=hidden, ROWS=tiles.rows, COLUMNS=tiles.columns, num_warps=tiles.warps,
-        **launch_options(h.device),
-    )  # fmt: skip
+    u, blocks = torch.empty_like(h), Blocks.of(h, *_FORWARD)
+    _gelu[blocks.grid](h, bias, u, len(h), **blocks.options)
     return u
 
 
@@ -118,14 +102,14 @@ def gelu_gradients_(du: Tensor, h: Tensor, bias: Tensor, g: Tensor, bias2: Tenso
     g (rows, width) is the gradient of the MLP's result. All are contiguous.
     """
     (rows, hidden), width = h.shape, g.shape[1]
-    tiles = _backward_tiles(rows)
-    across = triton.cdiv(hidden, tiles.columns) + triton.cdiv(width, tiles.columns)
-    chunk, count = cut(rows, across, tiles.rows, tiles.warps, h.device)
+    block, warps = (32, 8) if rows >= 1 << 17 else (8, 4)  # rows of a block
+    across = triton.cdiv(hidden, _COLUMNS) + triton.cdiv(width, _COLUMNS)
+    chunk, count = cut(rows, across, block, warps, h.device)
     u, db1, db2 = torch.empty_like(h), torch.empty_like(bias), torch.empty_like(bias2)
     parts = torch.empty((count, hidden + width), dtype=torch.float32, device=h.device)
     _gelu_gradients[(count, across)](
-        du, h, bias, g, u, parts, rows, chunk, HIDDEN=hidden, WIDTH=width, ROWS=tiles.rows, COLUMNS=tiles.columns,
-        num_warps=tiles.warps, **launch_options(h.device),
+        du, h, bias, g, u, parts, rows, chunk, HIDDEN=hidden, WIDTH=width, ROWS=block, COLUMNS=_COLUMNS,
+        num_warps=warps, **launch_options(h.device),
     )  # fmt: skip
     add_column_parts(parts, db1, db2)
     return u, db1, db2

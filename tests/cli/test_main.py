@@ -118,6 +118,12 @@ def test_models(capsys):
     assert "a backbone without weights, for `crisp pretrain ... model=vssd_micro`" in capsys.readouterr().err
 
 
+def test_info_of_a_folder_that_is_neither_model_nor_data(capsys, tmp_path):
+    assert main(["info", str(tmp_path)]) == 1
+    said = f"{tmp_path} is neither a model (it has no config.json) nor a data folder (it has no images/)"
+    assert said in capsys.readouterr().err
+
+
 def test_info_of_a_name_and_of_a_folder(capsys, tmp_path):
     assert main(["info", "vssd_tiny_upernet", "--classes", "5"]) == 0
     text = capsys.readouterr().out

@@ -37,7 +37,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if (Path(args.what) / "images").is_dir():
         return _describe_data(args)
+    if Path(args.what).is_dir():
+        _check_model_folder(args.what)
     return _describe_model(args)
+
+
+def _check_model_folder(what: str) -> None:
+    from crispseg.errors import UserError
+    from crispseg.models.folder import CONFIG
+    from crispseg.models.shipped import find_folder
+
+    if not (find_folder(what) / CONFIG).is_file():
+        raise UserError(f"{what} is neither a model (it has no {CONFIG}) nor a data folder (it has no images/)")
 
 
 def _describe_data(args: argparse.Namespace) -> int:

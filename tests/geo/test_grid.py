@@ -184,7 +184,9 @@ def test_resampling_keeps_the_ground():
     there = coarser.ground(corners[0] * coarser.width, corners[1] * coarser.height)
     np.testing.assert_allclose(there, grid(32633, turned).ground(corners[0] * 90, corners[1] * 70))
     assert grid(32633, turned, 1, 1).resampled(50.0).width == 1
-    with pytest.raises(UserError, match="no coordinate reference system, so the size of its pixels is unknown"):
+    with pytest.raises(
+        UserError, match="no coordinate reference system, so the size of its pixels in metres is unknown"
+    ):
         grid(0, turned).resampled(1.0)
 
 

@@ -43,6 +43,22 @@ def test_runs_are_paired_by_data_and_seed(tmp_path, capsys):
     assert "| all pairs | 65.00 (tuned750) | 45.00 (scratch3000) | +20.00" in said
 
 
+def test_a_run_from_scratch_stands_in_where_the_ablation_has_none(tmp_path, capsys):
+    runs = [
+        {"set": "dubai", "model": "crisp_nano", "kind": kind, "seed": seed, "mIoU": miou}
+        for kind, seed, miou in [
+            ("tuned750", 1, 0.6), ("tuned750", 2, 0.8), ("scratch3000", 1, 0.1), ("scratch3000", 2, 0.4),
+            ("scratch1000", 2, 0.2),
+        ]
+    ]  # fmt: skip
+    (tmp_path / "tuned.json").write_text(json.dumps({"runs": runs}))
+    (tmp_path / "ablation.json").write_text(json.dumps({"runs": {"a": run(seed=1, miou=0.5)}}))
+    main(str(tmp_path / "tuned.json"), str(tmp_path / "ablation.json"))
+    said = capsys.readouterr().out
+    assert "| dubai | 70.00 (tuned750) | 45.00 (scratch3000) | +25.00" in said  # 60 to the ablation's 50, 80 to 40
+    assert "scratch1000" not in said
+
+
 def test_a_run_keeps_its_seed_and_length():
     found = from_scratch(run(protocol="vaihingen_fragment/fold2", seed=3))
     assert (found["set"], found["kind"], found["seed"]) == ("vaihingen-fold-2", "scratch3000", 3)

@@ -43,7 +43,8 @@ def train_together(
 ) -> list[Result]:
     """Run several new trainings side by side on the same batches, which are made once.
 
-    Each is what it would be alone. They must agree in all that makes a batch (see `batch_settings`).
+    Each is what it would be alone, if their cards have one mean: where single bands have no data, all are shown the
+    first one's. They must agree in all that makes a batch (see `batch_settings`).
     """
     device = choose_device(wanted[0].device)
     with join_processes(device) as processes, StopRequest().listening() as stop:
